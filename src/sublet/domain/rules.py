@@ -1,0 +1,14 @@
+"""The cluster-wide numbers of the policy. Nobody can shield himself: a job's wishes are capped by these."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    grace_ms: int = 30_000  # notice given when the job asks for none
+    max_grace_ms: int = 300_000
+    reclaim_delay_ms: int = 0  # how long an entitled job waits for natural churn
+    cooldown_ms: int = 0  # first pause before a reclaimed job borrows again; doubles
+    max_cooldown_ms: int = 1_800_000
+    kill_timeout_ms: int = 30_000  # past grace and kill: the node is quarantined
+    restart_cost_ms: int = 60_000  # what a restart is taken to cost, beside lost work
