@@ -54,9 +54,10 @@ def known_classes() -> Mapping[str, type]:
 
 def _tagged(value: object) -> dict[str, Any]:
     kind: Any = type(value)
-    if known_classes().get(kind.__name__) is not kind:
-        raise ValueError(f"{kind.__name__} is no class of the domain")
-    return {TAG: kind.__name__, **_class_encoder(kind)(value)}
+    name: str = kind.__name__
+    if known_classes().get(name) is not kind:
+        raise ValueError(f"{name} is no class of the domain")
+    return {TAG: name, **_class_encoder(kind)(value)}
 
 
 def _untagged(plain: Any, allowed: Mapping[str, type]) -> Any:
