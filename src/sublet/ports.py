@@ -40,6 +40,10 @@ class Store(Protocol):
 
     def job(self, job_id: str) -> JobRecord | None: ...
 
+    def find_jobs(self, text: str, *, limit: int = 2) -> list[JobRecord]:
+        """Those whose name is `text` or whose id begins with it, newest first; none for an empty text."""
+        ...
+
     def close(self) -> None: ...
 
 

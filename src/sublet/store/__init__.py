@@ -1,0 +1,1 @@
+"""Where the log and the present are kept; each module is one way to meet `ports.Store`."""
