@@ -12,6 +12,7 @@ class SubletError(Exception):
     hint: str = ""
     code: str = "error"
     field: str = ""  # where it applies: the key of the request, as `resources.gpu`
+    where: str = ""  # the place in the user's file, as `job.yaml:7`
 
     def __str__(self) -> str:
         return " ".join(part for part in (self.what, self.why, self.hint) if part)
