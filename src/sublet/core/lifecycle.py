@@ -1,0 +1,407 @@
+"""The life of a job: waiting, running, leaving, over. Rule: every change of a job is one of the functions here.
+
+submitted -> waiting -> running -> (noticed | stopping | broken) -> released -> waiting again, or ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sublet.core import restarts
+from sublet.core.queue import age, delist, enlist
+from sublet.core.state import Claim, JobBook, NodeBook, QuotaBook, State
+from sublet.domain.effects import (
+    DowngradeLease,
+    EndJob,
+    GiveNotice,
+    ReleaseInstances,
+    RequeueJob,
+    StartGang,
+    StopInstances,
+    UpgradeLease,
+    WithdrawNotice,
+)
+from sublet.domain.events import InstanceEnded
+from sublet.domain.jobs import AttemptEnd, JobState, NoticeGiven, Outcome
+from sublet.domain.leases import Lease, LeaseKind
+from sublet.domain.nodes import NodeState
+
+# ---- starting
+
+
+def grant(state: State, job: JobBook, kind: LeaseKind, spec: str, gpus: tuple[int, ...], nodes: tuple[str, ...],
+          lenders: Mapping[str, int]) -> None:  # fmt: skip
+    """Waiting -> running, with a new attempt. The caller has proven that it fits."""
+    state.touch(job)
+    delist(state, job)
+    state.fresh.pop(job.id, None)
+    job.claim = None
+    job.clear_lease()
+    job.attempt += 1
+    job.reasons = ()
+    hold(state, job, kind, spec, gpus, nodes, lenders)
+    state.emit(StartGang(job=job.id, attempt=job.attempt, lease=lease_of(job), instances=job.live, request=job.request))
+
+
+def hold(state: State, job: JobBook, kind: LeaseKind, spec: str, gpus: tuple[int, ...], nodes: tuple[str, ...],
+         lenders: Mapping[str, int]) -> None:  # fmt: skip
+    """Write the lease down; the job is in no list."""
+    job.kind, job.spec, job.gpus, job.nodes = kind, spec, gpus, nodes
+    job.lenders = dict(lenders)
+    job.granted_ms = state.now_ms
+    job.live = tuple(range(len(nodes)))
+    state.count(job, 1, job.live)
+    enlist(state, job)
+    if kind is LeaseKind.GUARANTEED:
+        for level in job.quota.path:
+            level.asked_ms = state.now_ms
+    state.changes += 1
+
+
+def lease_of(job: JobBook) -> Lease:
+    assert job.kind is not None
+    return Lease(
+        kind=job.kind, spec=job.spec, nodes=job.nodes, gpus=job.gpus, granted_ms=job.granted_ms, lenders=job.lenders
+    )
+
+
+def began(state: State, job: JobBook, instance: int) -> None:
+    if instance in job.began or instance not in job.live:
+        return
+    state.touch(job)
+    job.began = (*job.began, instance)
+    if job.begun_ms is None and len(job.began) >= len(job.live) and all(i in job.began for i in job.live):
+        job.begun_ms = state.now_ms
+
+
+def saved(state: State, job: JobBook, step: int | None) -> None:
+    """A checkpoint is durable; only a new one resets the budget."""
+    state.touch(job)
+    job.checkpoint_ms = state.now_ms
+    if step is None or job.checkpoint_step is None or step > job.checkpoint_step:
+        job.failures_since, job.errors = 0, ()
+        if step is not None:
+            job.checkpoint_step = step
+
+
+# ---- the kind of the lease
+
+
+def change_kind(state: State, job: JobBook, kind: LeaseKind) -> None:
+    state.touch(job)
+    delist(state, job)
+    state.count(job, -1, job.live)
+    job.kind = kind
+    job.lenders = {}
+    state.count(job, 1, job.live)
+    enlist(state, job)
+    state.changes += 1
+
+
+def upgrade(state: State, job: JobBook) -> None:
+    change_kind(state, job, LeaseKind.GUARANTEED)
+    for level in job.quota.path:
+        level.asked_ms = state.now_ms
+    state.emit(UpgradeLease(job=job.id, attempt=job.attempt))
+
+
+def downgrade_to_fit(state: State, quota: QuotaBook) -> None:
+    """A cut quota: its newest guaranteed leases become idle until the rest fits; nothing is stopped."""
+    for spec in sorted(quota.used):
+        while quota.used[spec] > quota.nominal.get(spec, 0):
+            inside = [
+                job
+                for job in state.jobs.values()
+                if job.kind is LeaseKind.GUARANTEED and job.live and job.spec == spec and quota in job.quota.path
+            ]
+            newest = max(inside, key=lambda job: (job.granted_ms, job.id))
+            change_kind(state, newest, LeaseKind.IDLE)
+            state.emit(DowngradeLease(job=newest.id, attempt=newest.attempt, reason="quota_cut"))
+
+
+# ---- leaving
+
+
+def set_leaving(state: State, job: JobBook, instances: Iterable[int]) -> None:
+    """From now on exactly these live instances count as on their way out. The caller has touched the job."""
+    delist(state, job)
+    state.count(job, -1, job.live)
+    job.leaving = tuple(sorted(set(instances) & set(job.live)))
+    state.count(job, 1, job.live)
+    enlist(state, job)
+
+
+def noticed(job: JobBook) -> set[int]:
+    return {i for notice in job.notices for i in notice.instances} & set(job.live)
+
+
+def give_notice(state: State, job: JobBook, instances: tuple[int, ...], claimant: JobBook, lost_gpu_ms: int) -> None:
+    """Tell instances to leave for the claimant. What has not begun needs no grace; no grace is above the cluster's."""
+    rules, asked = state.rules, job.request.grace_ms
+    grace = min(rules.grace_ms if asked is None else asked, rules.max_grace_ms)
+    if not any(i in job.began for i in instances) and job.begun_ms is None:
+        grace = 0
+    deadline = state.now_ms + grace
+    notice = NoticeGiven(
+        instances=instances,
+        claimant=claimant.id,
+        reason="reclaim" if job.kind is LeaseKind.IDLE else "priority",
+        given_ms=state.now_ms,
+        deadline_ms=deadline,
+        lost_gpu_ms=lost_gpu_ms,
+    )
+    state.touch(job)
+    delist(state, job)
+    state.count(job, -1, job.live)
+    job.notices = (*job.notices, notice)
+    job.leaving = tuple(sorted({*job.leaving, *instances}))
+    job.lost_gpu_ms += lost_gpu_ms
+    state.count(job, 1, job.live)
+    enlist(state, job)
+    state.remind(deadline + rules.kill_timeout_ms, "kill", job.id, job.attempt)
+    state.emit(
+        GiveNotice(
+            job=job.id,
+            attempt=job.attempt,
+            instances=instances,
+            reason=notice.reason,
+            claimant=claimant.id,
+            deadline_ms=deadline,
+            lost_gpu_ms=lost_gpu_ms,
+        )
+    )
+
+
+def withdraw(state: State, job: JobBook, notice: NoticeGiven) -> None:
+    """The notice is no longer needed, and nobody has left because of it."""
+    state.touch(job)
+    delist(state, job)
+    state.count(job, -1, job.live)
+    job.notices = tuple(one for one in job.notices if one is not notice)
+    job.leaving = tuple(sorted(noticed(job)))
+    job.was_withdrawn = True
+    job.lost_gpu_ms -= notice.lost_gpu_ms
+    state.count(job, 1, job.live)
+    enlist(state, job)
+    state.changes += 1
+    state.epoch += 1
+    state.emit(WithdrawNotice(job=job.id, attempt=job.attempt, instances=notice.instances))
+
+
+def readdress(state: State, job: JobBook, notice: NoticeGiven, claimant: JobBook) -> None:
+    """Another claim rests on what this notice frees; the job's deadline stays."""
+    state.touch(job)
+    moved = NoticeGiven(
+        instances=notice.instances,
+        claimant=claimant.id,
+        reason=notice.reason,
+        given_ms=notice.given_ms,
+        deadline_ms=notice.deadline_ms,
+        lost_gpu_ms=notice.lost_gpu_ms,
+    )
+    job.notices = tuple(moved if one is notice else one for one in job.notices)
+
+
+def stop_all(state: State, job: JobBook, reason: str) -> None:
+    """Tell all live instances to end at once."""
+    if job.stopping_ms is None:
+        job.stopping_ms = state.now_ms
+        state.remind(state.now_ms + state.rules.kill_timeout_ms, "kill", job.id, job.attempt)
+    set_leaving(state, job, job.live)
+    state.is_unsettled = True
+    state.emit(StopInstances(job=job.id, attempt=job.attempt, instances=job.live, reason=reason))
+
+
+def ask_stop(state: State, job: JobBook) -> None:
+    """The user stops it: at once when it waits, when its processes are gone when it runs."""
+    if job.stop_asked:
+        return
+    state.touch(job)
+    job.stop_asked = True
+    if job.is_waiting:
+        drop_claim(state, job)
+        end(state, job, restarts.Verdict(end=JobState.STOPPED, why="stopped by its user"))
+    else:
+        stop_all(state, job, "stopped")
+
+
+# ---- being gone
+
+
+def instance_ended(state: State, job: JobBook, event: InstanceEnded) -> None:
+    """Its processes are confirmed gone."""
+    outcome = _outcome_of(job, event)
+    if job.exit_code is None or (outcome is Outcome.FAILED and job.broken is None):
+        job.exit_code = event.exit_code
+    if event.verdict or event.evidence:
+        job.verdict, job.evidence = event.verdict, event.evidence
+    release(state, job, (event.instance,), outcome, event.exit_code)
+
+
+def _outcome_of(job: JobBook, event: InstanceEnded) -> Outcome:
+    """A standing notice outweighs the exit code; work that is done outweighs both."""
+    if event.finished:
+        return Outcome.SUCCEEDED
+    if job.stop_asked:
+        return Outcome.STOPPED
+    if job.broken is not None:
+        return job.broken
+    if any(event.instance in notice.instances for notice in job.notices):
+        return Outcome.PREEMPTED
+    return Outcome.SUCCEEDED if event.exit_code == 0 and not job.was_withdrawn else Outcome.FAILED
+
+
+def release(state: State, job: JobBook, instances: tuple[int, ...], outcome: Outcome, exit_code: int | None) -> None:
+    """Their capacity is free. A gang that lost a member gives up the rest; an elastic one goes on above its minimum."""
+    state.touch(job)
+    state.count(job, -1, instances)
+    delist(state, job)
+    job.live = tuple(i for i in job.live if i not in instances)
+    job.leaving = tuple(i for i in job.leaving if i not in instances)
+    job.outcomes = job.outcomes + (outcome,) * len(instances)
+    state.changes += 1
+    state.is_unsettled = True
+    state.emit(
+        ReleaseInstances(job=job.id, attempt=job.attempt, instances=instances, outcome=outcome, exit_code=exit_code)
+    )
+    if not job.live:
+        close(state, job)
+        return
+    _forget_notices_of(state, job, instances)
+    enlist(state, job)
+    least = job.request.min_instances
+    if outcome is not Outcome.SUCCEEDED and not (least and len(job.live) >= least) and job.broken is None:
+        job.broken = outcome
+        if outcome is not Outcome.PREEMPTED and not job.stop_asked:
+            stop_all(state, job, "gang")
+
+
+def _forget_notices_of(state: State, job: JobBook, gone: tuple[int, ...]) -> None:
+    """An elastic job that goes on is under notice no more for what it has given up."""
+    kept = tuple(notice for notice in job.notices if any(i not in gone and i in job.live for i in notice.instances))
+    if len(kept) != len(job.notices):
+        state.count(job, -1, job.live)
+        job.notices = kept
+        state.count(job, 1, job.live)
+
+
+def close(state: State, job: JobBook) -> None:
+    """The last instance is gone: the attempt is over."""
+    outcome = restarts.outcome_of_attempt(job)
+    notice = job.notices[0] if job.notices else None
+    job.history = (
+        *job.history,
+        AttemptEnd(
+            attempt=job.attempt,
+            lease_kind=str(job.kind),
+            nodes=job.nodes,
+            granted_ms=job.granted_ms,
+            ended_ms=state.now_ms,
+            outcome=outcome,
+            exit_code=job.exit_code,
+            claimant=notice.claimant if notice else "",
+            noticed_ms=notice.given_ms if notice else None,
+            lost_gpu_ms=job.lost_gpu_ms,
+            evidence=job.evidence,
+        ),
+    )
+    _count_end(state, job, outcome)
+    verdict = restarts.after(job, outcome)
+    if verdict.end is not None:
+        end(state, job, verdict)
+    else:
+        requeue(state, job, outcome, verdict.wait_ms)
+
+
+def _count_end(state: State, job: JobBook, outcome: Outcome) -> None:
+    rules, ran = state.rules, state.now_ms - (job.granted_ms if job.begun_ms is None else job.begun_ms)
+    every = job.request.checkpoint.every_ms
+    if every and job.checkpoint_ms is None and job.begun_ms is not None and ran >= every:
+        job.failures_since, job.errors = 0, ()
+    if outcome is Outcome.PREEMPTED:
+        job.preemptions += 1
+        job.streak = 1 if ran > rules.max_cooldown_ms else job.streak + 1
+        job.eligible_ms = state.now_ms + restarts.cooldown_ms(rules, job.streak)
+    elif outcome is Outcome.FAILED:
+        job.failures += 1
+        if restarts.spends_budget(job.exit_code, job.was_withdrawn):
+            job.failures_since += 1
+            job.errors = (*job.errors, job.verdict)
+
+
+def requeue(state: State, job: JobBook, outcome: Outcome, wait_ms: int) -> None:
+    job.clear_lease()
+    job.retry_ms = state.now_ms + wait_ms if wait_ms else 0
+    if wait_ms:
+        state.remind(job.retry_ms, "backoff", job.id)
+    if job.eligible_ms > state.now_ms:
+        state.remind(job.eligible_ms, "cooldown", job.id)
+    age(state, job)
+    state.emit(RequeueJob(job=job.id, submitted_ms=job.submitted_ms, cause=outcome))
+    wait(state, job)
+
+
+def wait(state: State, job: JobBook) -> None:
+    """Into the queue, without reasons yet."""
+    job.reasons = ()
+    state.fresh[job.id] = job
+    enlist(state, job)
+    delayed_ms = job.submitted_ms + state.rules.reclaim_delay_ms
+    if delayed_ms > state.now_ms:
+        state.remind(delayed_ms, "delay", job.id)
+    state.changes += 1
+
+
+def end(state: State, job: JobBook, verdict: restarts.Verdict) -> None:
+    """Final: the job leaves the books."""
+    assert verdict.end is not None
+    delist(state, job)
+    job.final, job.ended_ms = verdict.end, state.now_ms
+    job.notices, job.leaving, job.reasons = (), (), ()
+    state.jobs.pop(job.id, None)
+    state.fresh.pop(job.id, None)
+    state.changes += 1
+    outcome = Outcome(verdict.end.value)
+    state.emit(EndJob(job=job.id, outcome=outcome, failures=job.failures, preemptions=job.preemptions, why=verdict.why))
+
+
+# ---- claims
+
+
+def make_claim(state: State, job: JobBook, claim: Claim) -> None:
+    state.touch(job)
+    delist(state, job)
+    job.claim = claim
+    enlist(state, job)
+    for level in job.quota.path:
+        level.asked_ms = state.now_ms
+    state.changes += 1
+
+
+def drop_claim(state: State, job: JobBook) -> None:
+    """Back among those who wait; its notices are settled when the instant closes."""
+    if job.claim is None:
+        return
+    state.touch(job)
+    delist(state, job)
+    job.claim = None
+    enlist(state, job)
+    state.fresh[job.id] = job
+    state.is_unsettled = True
+    state.changes += 1
+    state.epoch += 1
+
+
+# ---- nodes
+
+
+def node_gone(state: State, node: NodeBook, new: NodeState) -> None:
+    """Lost, quarantined or removed: all that stood there counts as gone."""
+    for job_id in sorted(node.jobs, key=lambda one: state.jobs[one].key):
+        job = state.jobs[job_id]
+        here = tuple(i for i in job.live if job.nodes[i] == node.name)
+        under_notice = new is NodeState.QUARANTINED and any(
+            i in notice.instances for notice in job.notices for i in here
+        )
+        outcome = Outcome.STOPPED if job.stop_asked else Outcome.PREEMPTED if under_notice else Outcome.NODE_LOST
+        release(state, job, here, outcome, None)

@@ -1,0 +1,412 @@
+"""The scheduler looks: claims first, then the promise, then reclaim, then lending, then in-quota preemption, until
+nothing more can be done. Rule: nobody is granted what a claim is waiting for, and nobody is told to leave for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+
+from sublet.core import capacity, placement, reclaim
+from sublet.core.lifecycle import drop_claim, give_notice, grant, make_claim, readdress, upgrade, withdraw
+from sublet.core.queue import following, is_strict, keep_head
+from sublet.core.state import Claim, JobBook, JobClass, Key, QuotaBook, State
+from sublet.domain.jobs import IdlePolicy, NoticeGiven
+from sublet.domain.leases import LeaseKind
+from sublet.domain.quotas import Strategy
+
+Look = Callable[[State, JobBook], bool]  # True: done with, look at the next of its class
+
+
+def schedule(state: State) -> None:
+    """All that can be done at this instant."""
+    for quota in state.quotas.values():
+        if quota.quota.strategy is Strategy.BALANCE:
+            keep_head(state, quota)
+    _serve_claims(state)
+    while True:
+        before = state.changes
+        wanting = _promise_pass(state)
+        _reclaim_pass(state, wanting)
+        if state.changes == before:
+            _idle_pass(state)
+        if state.changes == before:
+            _inside_pass(state)
+        if state.changes == before:
+            break
+    if state.is_unsettled:
+        state.is_unsettled = False
+        if _settle(state):
+            schedule(state)
+
+
+# ---- claims under way
+
+
+def _serve_claims(state: State) -> None:
+    """Start what has its room now; drop what no longer holds, it looks for a new plan at once."""
+    if not state.claims:
+        return
+    for job in sorted(state.claims.values(), key=lambda one: one.key):
+        if job.claim is None or _start_claimed(state, job):
+            continue
+        if not _still_holds(state, job):
+            drop_claim(state, job)
+            if not _start(state, job):
+                _reclaim(state, job)
+
+
+def _still_holds(state: State, job: JobBook) -> bool:
+    claim = job.claim
+    assert claim is not None
+    if any(name not in state.nodes or not state.nodes[name].is_up for name in claim.nodes):
+        return False
+    if any(state.nodes[name].future < 0 for name in claim.nodes):
+        return False
+    return capacity.claimable(job.quota, claim.spec) >= 0
+
+
+def _start_claimed(state: State, job: JobBook) -> bool:
+    """On the nodes of its claim or wherever there is room now."""
+    claim = job.claim
+    assert claim is not None
+    pool, root, found = state.pool_of(job, claim.spec), job.quota.root, None
+    versions = pool.version, root.version
+    state.count_claim(job, -1)
+    room = capacity.headroom(job.quota, claim.spec)
+    if room >= sum(claim.gpus):
+        found = _place_claimed(state, job, claim)
+        if found is None or job.request.min_instances is not None:
+            found = placement.place(pool, job.request, room) or found
+    state.count_claim(job, 1)
+    if found is None:
+        pool.version, root.version = versions
+        return False
+    state.is_unsettled = True
+    grant(state, job, LeaseKind.GUARANTEED, claim.spec, *found, {})
+    return True
+
+
+def _place_claimed(state: State, job: JobBook, claim: Claim) -> placement.Placement | None:
+    wanted: dict[str, int] = {}
+    for name, gpus in zip(claim.nodes, claim.gpus, strict=True):
+        wanted[name] = wanted.get(name, 0) + gpus
+    for name, gpus in wanted.items():
+        node = state.nodes.get(name)
+        if node is None or not node.is_up or node.free < gpus:
+            return None
+    return claim.gpus, claim.nodes
+
+
+# ---- one walk over the queues
+
+
+def _walk(state: State, look: Look, *, for_promise: bool) -> None:
+    """Show the jobs of all queues in order; behind a blocked job a quota is looked through as its strategy says."""
+    heads: list[tuple[Key, JobClass, JobBook]] = []
+    for quota in state.quotas.values():
+        if not quota.classes:
+            continue
+        barrier = min((job.key for job in quota.claims.values() if is_strict(state, job)), default=None)
+        _set_barrier(quota, barrier, for_promise)
+        for cls in quota.classes.values():
+            if for_promise or not cls.is_upgrade:
+                key, first = cls.jobs[0]
+                heads.append((key, cls, first))
+    heapify(heads)
+    while heads:
+        key, cls, job = heappop(heads)
+        quota = cls.quota
+        barrier = quota.barrier if for_promise else quota.idle_barrier
+        if barrier is not None and key > barrier:
+            continue
+        if look(state, job):
+            after = following(cls, key)
+            if after is not None:
+                heappush(heads, (after.key, cls, after))
+        elif not cls.is_upgrade and _blocks(state, job, for_promise):
+            _set_barrier(quota, key, for_promise)
+
+
+def _set_barrier(quota: QuotaBook, key: Key | None, for_promise: bool) -> None:
+    if for_promise:
+        quota.barrier = key
+    else:
+        quota.idle_barrier = key
+
+
+def _blocks(state: State, job: JobBook, for_promise: bool) -> bool:
+    """A job that may only borrow never blocks the promise, and borrowing only when it could borrow itself."""
+    if job.idle_policy is IdlePolicy.ONLY and (for_promise or job.eligible_ms > state.now_ms):
+        return False
+    return is_strict(state, job)
+
+
+def _stamp(state: State, job: JobBook) -> int:
+    """Grows whenever something may have become possible for the job."""
+    stamp = state.epoch + job.quota.root.version
+    for spec in job.request.specs:
+        stamp += state.pool_of(job, spec).version
+    return stamp
+
+
+# ---- the promise
+
+
+def _promise_pass(state: State) -> list[JobBook]:
+    """Guaranteed starts and upgrades. Returns, in order, who is entitled and lacks only room on the nodes."""
+    wanting: list[JobBook] = []
+
+    def look(state: State, job: JobBook) -> bool:
+        if job.live:
+            return _try_upgrade(state, job)
+        return _try_promise(state, job, wanting)
+
+    _walk(state, look, for_promise=True)
+    for job in wanting:
+        for level in job.quota.path:
+            level.reserved.clear()
+    return wanting
+
+
+def _try_upgrade(state: State, job: JobBook) -> bool:
+    if capacity.headroom(job.quota, job.spec) < job.held:
+        return False
+    upgrade(state, job)
+    return True
+
+
+def _try_promise(state: State, job: JobBook, wanting: list[JobBook]) -> bool:
+    cls = job.cls
+    if job.idle_policy is IdlePolicy.ONLY or cls is None:
+        return False
+    stamp = _stamp(state, job)
+    if cls.hopeless == stamp:
+        return False
+    least = job.request.least_gpus
+    entitled = ""
+    for spec in job.request.specs:
+        room = capacity.headroom(job.quota, spec)
+        if room < least:
+            continue
+        entitled = entitled or spec
+        found = placement.place(state.pool_of(job, spec), job.request, room)
+        if found is not None:
+            grant(state, job, LeaseKind.GUARANTEED, spec, *found, {})
+            return True
+    if entitled and cls.no_plan != stamp:
+        wanting.append(job)
+        for level in job.quota.path:
+            level.reserved[entitled] = level.reserved.get(entitled, 0) + least
+        return not is_strict(state, job)
+    if state.claims and _overtake(state, job):
+        return True
+    if not any(level.reserved for level in job.quota.path):
+        cls.hopeless = stamp
+    return False
+
+
+def _overtake(state: State, job: JobBook) -> bool:
+    """Take the place of claims that may not stand in its way, if that helps it: those of its own tree that come after
+    it, and, where it could start at once, those of others that nobody was told to leave for."""
+    mine = [one for one in state.claims.values() if one.quota.root is job.quota.root and one.key > job.key]
+    mine.sort(key=lambda one: one.key, reverse=True)
+    if _clear(state, job, mine, lambda: _can_start(state, job) or _best_plan(state, job) is not None):
+        return _start(state, job) or _reclaim(state, job)
+    with_notices = {notice.claimant for one in state.noticed.values() for notice in one.notices}
+    soft = [one for one in state.claims.values() if one.id not in with_notices and one.quota.root is not job.quota.root]
+    soft.sort(key=lambda one: one.key, reverse=True)
+    return _clear(state, job, soft, lambda: _can_start(state, job)) and _start(state, job)
+
+
+def _clear(state: State, job: JobBook, claims: list[JobBook], helps: Callable[[], bool]) -> bool:
+    """Drop these claims one by one until it helps; if it does not, all stay as they were."""
+    if not claims or is_delayed(state, job):
+        return False
+    pools = [state.pool_of(job, spec) for spec in job.request.specs]
+    versions = [pool.version for pool in pools], job.quota.root.version
+    lifted: list[JobBook] = []
+    helped = False
+    for one in claims:
+        state.count_claim(one, -1)
+        lifted.append(one)
+        if helps():
+            helped = True
+            break
+    for one in lifted:
+        state.count_claim(one, 1)
+        if helped:
+            drop_claim(state, one)
+    if not helped:
+        for pool, version in zip(pools, versions[0], strict=True):
+            pool.version = version
+        job.quota.root.version = versions[1]
+    return helped
+
+
+def _can_start(state: State, job: JobBook) -> bool:
+    least = job.request.least_gpus
+    return any(
+        (room := capacity.headroom(job.quota, spec)) >= least
+        and placement.place(state.pool_of(job, spec), job.request, room) is not None
+        for spec in job.request.specs
+    )
+
+
+def _start(state: State, job: JobBook) -> bool:
+    for spec in job.request.specs:
+        room = capacity.headroom(job.quota, spec)
+        if room >= job.request.least_gpus:
+            found = placement.place(state.pool_of(job, spec), job.request, room)
+            if found is not None:
+                grant(state, job, LeaseKind.GUARANTEED, spec, *found, {})
+                return True
+    return False
+
+
+# ---- reclaim
+
+
+def _reclaim_pass(state: State, wanting: list[JobBook]) -> None:
+    for job in wanting:
+        if job.claim is not None or not job.is_waiting or job.cls is None:
+            continue
+        cls, stamp = job.cls, _stamp(state, job)
+        if cls.no_plan == stamp:
+            continue
+        if not _reclaim(state, job):
+            cls.no_plan = _stamp(state, job)
+            state.changes += 1
+
+
+def is_delayed(state: State, job: JobBook) -> bool:
+    """It still waits for natural churn."""
+    return state.now_ms < job.submitted_ms + state.rules.reclaim_delay_ms
+
+
+def _reclaim(state: State, job: JobBook) -> bool:
+    """Make a claim, with notices to its victims; False when nothing can be proven."""
+    if is_delayed(state, job):
+        return False
+    plan = _best_plan(state, job)
+    if plan is None:
+        return False
+    carry_out_plan(state, job, plan)
+    return True
+
+
+def _best_plan(state: State, job: JobBook) -> reclaim.Plan | None:
+    """Over its specs, best first: one that needs no victim, or else the first that works."""
+    if job.idle_policy is IdlePolicy.ONLY:
+        return None
+    found = None
+    for spec in job.request.specs:
+        if capacity.claimable(job.quota, spec) < job.request.least_gpus:
+            continue
+        plan = reclaim.plan(state, state.pool_of(job, spec), job)
+        if plan is not None and not plan.victims:
+            return plan
+        found = found or plan
+    return found
+
+
+def carry_out_plan(state: State, job: JobBook, plan: reclaim.Plan) -> None:
+    """Notices and earmark in one step."""
+    for unit in plan.victims:
+        give_notice(state, unit.job, unit.instances, job, unit.lost_gpu_ms)
+    make_claim(state, job, Claim(spec=plan.spec, nodes=plan.nodes, gpus=plan.gpus, since_ms=state.now_ms))
+
+
+# ---- lending
+
+
+def _idle_pass(state: State) -> None:
+    _walk(state, _try_idle, for_promise=False)
+
+
+def _try_idle(state: State, job: JobBook) -> bool:
+    cls = job.cls
+    if job.idle_policy is IdlePolicy.NEVER or job.eligible_ms > state.now_ms or cls is None:
+        return False
+    stamp = _stamp(state, job)
+    if cls.no_loan == stamp:
+        return False
+    for spec in job.request.specs:
+        pool = state.pool_of(job, spec)
+        if pool.available < job.request.least_gpus:
+            continue
+        room = capacity.lending(job.quota, pool)
+        found = placement.place(pool, job.request, room) if room >= job.request.least_gpus else None
+        if found is not None:
+            lenders = capacity.lenders_for(state, job.quota, pool, sum(found[0]))
+            grant(state, job, LeaseKind.IDLE, spec, *found, lenders)
+            return True
+    cls.no_loan = stamp
+    return False
+
+
+# ---- in-quota preemption
+
+
+def _inside_pass(state: State) -> None:
+    """Last of all: who is not entitled may take from lower priorities of its own quota tree, where that is allowed."""
+    if not any(quota.may_preempt and quota.classes for quota in state.quotas.values()):
+        return
+
+    def look(state: State, job: JobBook) -> bool:
+        if job.live or not job.quota.may_preempt or job.idle_policy is IdlePolicy.ONLY or is_delayed(state, job):
+            return False
+        for spec in job.request.specs:
+            plan = reclaim.plan_inside(state, state.pool_of(job, spec), job)
+            if plan is not None:
+                carry_out_plan(state, job, plan)
+                return True
+        return False
+
+    _walk(state, look, for_promise=True)
+
+
+# ---- notices that are no longer needed
+
+
+def _settle(state: State) -> bool:
+    """Withdraw what no claim needs, the dearest first; the rest is addressed to who needs it. True: some was freed."""
+    changed = False
+    standing = [(job, notice) for job in state.noticed.values() for notice in job.notices]
+    standing.sort(key=lambda pair: (-pair[1].lost_gpu_ms, pair[0].id, pair[1].given_ms))
+    for job, notice in standing:
+        if job.stop_asked or job.broken is not None or job.stopping_ms is not None:
+            continue
+        if any(instance not in job.live for instance in notice.instances):
+            continue
+        if _is_needless(state, job, notice):
+            withdraw(state, job, notice)
+            changed = True
+        elif notice.claimant not in state.claims:
+            _readdress(state, job, notice)
+    return changed
+
+
+def _is_needless(state: State, job: JobBook, notice: NoticeGiven) -> bool:
+    """Would every claim still find its room without it?"""
+    frees: dict[str, int] = {}
+    for instance in notice.instances:
+        frees[job.nodes[instance]] = frees.get(job.nodes[instance], 0) + job.gpus[instance]
+    for name, gpus in frees.items():
+        node = state.nodes[name]
+        if node.earmarked and node.future < gpus:
+            return False
+    if job.kind is LeaseKind.GUARANTEED:
+        total = sum(frees.values())
+        for level in job.quota.path:
+            if level.claimed.get(job.spec, 0) and capacity.level_claimable(level, job.spec) < total:
+                return False
+    return True
+
+
+def _readdress(state: State, job: JobBook, notice: NoticeGiven) -> None:
+    nodes = {job.nodes[instance] for instance in notice.instances}
+    using = [one for one in state.claims.values() if one.claim is not None and nodes & set(one.claim.nodes)]
+    using = using or [one for one in state.claims.values() if one.quota.root is job.quota.root]
+    if using:
+        readdress(state, job, notice, min(using, key=lambda one: one.key))
