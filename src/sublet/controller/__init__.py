@@ -1,0 +1,1 @@
+"""The turn: take, decide, commit, carry out, wait. Server and simulator run the same one."""
