@@ -4,10 +4,10 @@ One rule: what is written is either done or refused. No key is taken and then le
 """
 
 import json
-import os.path
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from sublet.domain.errors import Refused
@@ -122,9 +122,9 @@ def _overlaid(written: Section, overrides: Mapping[str, Any]) -> Section:
 
 def _default_name(source: Section, origin: Origin) -> str:
     if origin.file:
-        return os.path.splitext(os.path.basename(origin.file))[0][:200]
+        return PurePath(origin.file).stem[:200]
     words = _command(source)[0].split()
-    return os.path.basename(words[0])[:200] if words else ""
+    return PurePath(words[0]).name[:200] if words else ""
 
 
 def _required(source: Section, key: str, hint: str) -> str:
@@ -214,9 +214,9 @@ def _program(source: Section, checkpoint: Section, tolerance: Section, origin: O
 
 def _workdir(source: Section, origin: Origin) -> str:
     """Absolute. Where nothing is said: the folder of the file."""
-    path = os.path.join(origin.base, source.text("workdir", "."))
-    if os.path.isabs(path):
-        return os.path.normpath(path)
+    path = PurePath(origin.base) / source.text("workdir", ".")
+    if path.is_absolute():
+        return str(path)
     if not source.has("workdir"):
         return ""
     hint = "Write it from the root on."

@@ -1,0 +1,282 @@
+"""The composition root: the only place that picks a store and an engine, and puts the parts together.
+
+One rule: whatever ends this process, jobs go on and nothing durable is harmed.
+"""
+
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sublet.client.find import NOTE, data_directory
+from sublet.domain.errors import Broken, Refused, Unavailable
+from sublet.domain.nodes import Node
+from sublet.domain.quotas import Quota
+
+DEFAULT_PORT = 7788
+EXIT_INTERRUPTED = 130
+PRETENDED = tuple(Node(name=name, spec="demo", gpu=2, tenant="demo") for name in ("n1", "n2"))
+PROMISED = tuple(Quota(name=name, tenant="demo", nominal={"demo": 2}) for name in ("team-a", "team-b"))
+STREAMS_END_S = 1  # how long open streams may go on when the server ends
+
+
+def _options(command: Callable[..., int]) -> Callable[..., int]:
+    for option in (
+        click.option("--config", type=click.Path(dir_okay=False), help="A file that describes nodes, quotas, rules."),
+        click.option("--port", type=int, default=DEFAULT_PORT, show_default=True, help="0 takes any free one."),
+        click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Where everything is kept."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_options
+def up(data: Path | None, port: int, config: str | None) -> int:
+    """Start a server on this machine, with its store and its engine.
+
+    Without --config a new directory gets two nodes of two pretended GPUs each (spec demo) and the quotas team-a and
+    team-b of two GPUs each. Ctrl-C ends the server; jobs go on, and the next server on the same directory finds them.
+    """
+    return _serve(data, port, config, pretends=True)
+
+
+@click.command()
+@_options
+def server(data: Path | None, port: int, config: str | None) -> int:
+    """Run the server for the nodes and quotas that --config describes, or that the directory remembers."""
+    return _serve(data, port, config, pretends=False)
+
+
+def _serve(data: Path | None, port: int, config: str | None, pretends: bool) -> int:
+    from sublet.service.settings import Cluster, Settings
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    cluster = _read_config(config) if config else Cluster()
+    return run(Settings(data=(data or data_directory(os.environ)).absolute(), port=port, cluster=cluster), pretends)
+
+
+def _read_config(file: str) -> Any:
+    from sublet.service import clusterfile
+
+    try:
+        return clusterfile.parse(Path(file).read_text("utf-8"), file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(what=f"{file} cannot be read.", why=f"The system says: {error}.", code="file") from error
+
+
+def run(settings: Any, pretends: bool) -> int:
+    """Serves until a signal ends it, then 130 after Ctrl-C and 0 otherwise.
+
+    Unavailable or Refused when it cannot begin, Broken when the controller ended by itself.
+    """
+    from sublet.store.sql import open_sqlite
+
+    life = _Life()
+    with ExitStack() as ends:
+        store = open_sqlite(settings.data)
+        ends.callback(store.close)
+        listener = _listen(settings.host, settings.port)
+        ends.callback(listener.close)
+        url = f"http://{settings.host}:{listener.getsockname()[1]}"
+        parts = _put_together(store, settings, pretends)
+        ends.callback(parts.engine.close)
+        ends.enter_context(life.signals())
+        ends.enter_context(_turning(parts.controller, life))
+        ends.enter_context(_answering(parts.app, listener, life))
+        ends.enter_context(_noted(settings.data, url))
+        _greet(url, settings.data)
+        life.over.wait()
+    if life.failures:
+        hint = "Start the server again; nothing durable is lost."
+        raise Broken(what="The server has ended.", why=f"It met {life.failures[0]!r}.", hint=hint)
+    return EXIT_INTERRUPTED if life.is_interrupted else 0
+
+
+class _Life:
+    """How long the server lives: until a signal comes or a part of it fails."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.is_interrupted = False
+        self.failures: list[BaseException] = []
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        def end(number: int, _frame: object) -> None:
+            self.is_interrupted = number == signal.SIGINT
+            self.over.set()
+
+        heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, end) for number in heard}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def part(self, name: str, work: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
+        """Does the work in a thread until `end` makes it stop; when it fails by itself the server's life is over."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:  # the edge of the thread: told by `run`
+                logging.getLogger("sublet").critical("%s has failed", name, exc_info=True)
+                self.failures.append(error)
+            self.over.set()
+
+        thread = threading.Thread(target=guarded, name=name)
+        thread.start()
+        try:
+            yield
+        finally:
+            end()
+            thread.join()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    controller: Any
+    engine: Any
+    app: Any
+
+
+def _put_together(store: Any, settings: Any, pretends: bool) -> _Parts:
+    from importlib.metadata import version
+
+    from sublet.controller.loop import Controller
+    from sublet.domain.ids import job_id_from_bytes
+    from sublet.engines.local import LocalEngine
+    from sublet.faces.rest.app import Health, create_app
+    from sublet.service.desk import Desk
+    from sublet.service.feed import Feed
+
+    feed = Feed(store)
+    feed.load()
+    cluster = _whole_cluster(feed, settings.cluster, pretends)
+    engine = LocalEngine(directory=settings.data / "instances", nodes=cluster.nodes)
+    controller = Controller(feed, engine, _Clock())
+    desk = Desk(
+        books=controller,
+        feed=feed,
+        clock=_Clock(),
+        new_id=lambda: job_id_from_bytes(secrets.token_bytes(16)),
+        log_path=engine.log_path,
+        answer_within_ms=settings.answer_within_ms,
+    )
+    _put_first_events(feed, controller, cluster)
+    checks = {"controller": lambda: "" if controller.is_ready else "it does not turn"}
+    app = create_app(desk, Health(version=version("sublet"), checks=checks))
+    return _Parts(controller=controller, engine=engine, app=app)
+
+
+def _whole_cluster(feed: Any, given: Any, pretends: bool) -> Any:
+    """What the file says; where it is silent what the store remembers; in a new directory what is pretended."""
+    from sublet.service.checks import check_tree
+
+    remembered = tuple(record.node for record in feed.nodes.values())
+    is_new = pretends and not remembered and not feed.quotas and given.nodes is None and given.quotas is None
+    nodes = given.nodes if given.nodes is not None else remembered or (PRETENDED if is_new else ())
+    quotas = given.quotas if given.quotas is not None else PROMISED if is_new else ()
+    if not nodes:
+        hint = "Describe some in a file: --config FILE."
+        raise Refused(what="There are no nodes.", why="Neither a file nor the directory names any.", hint=hint)
+    from sublet.domain.changes import NodeRecord
+
+    named = {node.name: NodeRecord(node=node) for node in nodes}
+    check_tree({**feed.quotas, **{quota.name: quota for quota in quotas}}, named)
+    return replace(given, nodes=nodes, quotas=quotas)
+
+
+def _put_first_events(feed: Any, controller: Any, cluster: Any) -> None:
+    """What the configuration changes of what the store remembers; the nodes themselves are reported by the engine."""
+    from sublet.domain.events import NodeRemoved, QuotaSet, RulesSet
+
+    now_ms = _Clock().now_ms()
+    if cluster.rules is not None and cluster.rules != feed.rules:
+        controller.put(RulesSet(at_ms=now_ms, rules=cluster.rules))
+    for name in sorted(set(feed.nodes) - {node.name for node in cluster.nodes}):
+        controller.put(NodeRemoved(at_ms=now_ms, node=name))
+    for quota in cluster.quotas:
+        if feed.quotas.get(quota.name) != quota:
+            controller.put(QuotaSet(at_ms=now_ms, quota=quota))
+
+
+class _Clock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            what=f"The server cannot listen on {host}:{port}.",
+            why=f"The system says: {error.strerror}.",
+            hint="End what listens there, or choose another with --port; 0 takes any free one.",
+            code="port_in_use",
+            field="port",
+        ) from error
+    return listener
+
+
+@contextmanager
+def _turning(controller: Any, life: _Life) -> Iterator[None]:
+    controller.recover()
+    with life.part("controller", controller.run, controller.stop):
+        yield
+
+
+@contextmanager
+def _answering(app: Any, listener: socket.socket, life: _Life) -> Iterator[None]:
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STREAMS_END_S
+    )
+    server = uvicorn.Server(config)  # outside of the main thread it leaves the signals alone
+    with life.part("http", lambda: server.run(sockets=[listener]), lambda: setattr(server, "should_exit", True)):
+        yield
+
+
+@contextmanager
+def _noted(data: Path, url: str) -> Iterator[None]:
+    """A note for clients on this machine, as long as the server listens."""
+    note = data / NOTE
+    try:
+        new = note.with_suffix(".new")
+        new.write_text(json.dumps({"url": url, "pid": os.getpid()}), "utf-8")
+        new.replace(note)
+    except OSError as error:
+        why = f"The system says: {error.strerror}."
+        hint = "Free space there, or choose another directory with --data."
+        raise Unavailable(what=f"{note} cannot be written.", why=why, hint=hint, code="directory_unwritable") from error
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def _greet(url: str, data: Path) -> None:
+    click.echo(f"Sublet at {url}   data in {data}")
+    if data != data_directory(os.environ).absolute():
+        click.echo(f"Elsewhere:  export SUBLET_SERVER={url}")
+    click.echo("Ctrl-C ends the server; jobs go on.")

@@ -1,0 +1,1 @@
+"""Our own HTTP interface, /api/v1: what the command line speaks."""

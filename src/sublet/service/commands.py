@@ -1,0 +1,140 @@
+"""What people may ask to be done.
+
+One rule: a command is checked before anything is stored, and answered only after it is durable.
+"""
+
+import hashlib
+from dataclasses import replace
+
+from sublet.domain.changes import Entry
+from sublet.domain.effects import RefuseJob
+from sublet.domain.errors import Refused
+from sublet.domain.events import (
+    Event,
+    JobStopAsked,
+    JobSubmitted,
+    NodeDrained,
+    NodeReturned,
+    QuotaDeleted,
+    QuotaSet,
+    RulesSet,
+)
+from sublet.domain.ids import job_id_from_bytes
+from sublet.domain.jobs import JobRecord, JobRequest
+from sublet.domain.nodes import NodeState
+from sublet.domain.quotas import Quota, path_of
+from sublet.service import checks
+from sublet.service.desk import Desk
+from sublet.service.jobfile import Draft, refused_at
+from sublet.service.reading import nearest
+from sublet.service.settings import Cluster
+
+
+def id_for(desk: Desk, key: str, user: str) -> str:
+    """A new job id; with an idempotency key the same one each time that this user brings it."""
+    if not key:
+        return desk.new_id()
+    return job_id_from_bytes(hashlib.sha256(f"{user}\0{key}".encode()).digest())
+
+
+def submit(desk: Desk, draft: Draft) -> JobRecord:
+    """The job as it was stored. The same request again under the same id is answered with the first one."""
+    quota = desk.feed.quotas.get(draft.request.quota)
+    if quota is None:
+        raise refused_at(draft, checks.unknown_quota(draft.request.quota, desk.feed.quotas))
+    request = replace(draft.request, tenant=quota.tenant, specs=draft.request.specs or _specs(desk, quota))
+    known = desk.feed.job(request.id)
+    if known is not None:
+        return _same(known, request)
+    error = checks.impossible(request, desk.feed.quotas, desk.feed.nodes)
+    if error is not None:
+        raise refused_at(draft, error)
+    reason = desk.books.read(lambda core: core.may_accept(request))
+    if reason is None:
+        entry = perform(desk, JobSubmitted(at_ms=desk.clock.now_ms(), request=request))
+        reason = next((item.reason for item in entry.effects if isinstance(item, RefuseJob)), None)
+    if reason is not None:
+        raise refused_at(draft, checks.refused(request, reason))
+    return desk.record(request.id)
+
+
+def _specs(desk: Desk, quota: Quota) -> tuple[str, ...]:
+    """Where a request names none: what its quota is promised, else what there is."""
+    promised = (desk.feed.quotas.get(name) for name in path_of(quota.name))
+    nominal = next((item.nominal for item in promised if item is not None and item.nominal), {})
+    return tuple(sorted(nominal)) or tuple(sorted({record.node.spec for record in desk.feed.nodes.values()}))
+
+
+def _same(known: JobRecord, request: JobRequest) -> JobRecord:
+    if known.request == request:
+        return known
+    hint = "Use a new key for a new job."
+    what = f"This idempotency key belongs to {request.id}."
+    raise Refused(what=what, why="That job was another request.", hint=hint, code="idempotency_key_reused")
+
+
+def stop(desk: Desk, text: str, user: str) -> JobRecord:
+    record = desk.record(text)
+    if record.state.is_final:
+        what = f"{record.request.id} cannot be stopped."
+        raise Refused(what=what, why=f"It has {record.state.value} already.", code="job_ended", field="job")
+    perform(desk, JobStopAsked(at_ms=desk.clock.now_ms(), job=record.request.id, user=user))
+    return desk.record(record.request.id)
+
+
+def apply(desk: Desk, cluster: Cluster) -> list[str]:
+    """Sets the quotas and rules that differ from what is in force; the names of the quotas that were set."""
+    if cluster.nodes is not None:
+        hint = "Start the server with that file: sublet up --config FILE."
+        raise Refused(what="Nodes are not applied to a running server.", hint=hint, code="not_yet", field="nodes")
+    present = desk.feed.quotas
+    wanted = {quota.name: quota for quota in cluster.quotas or ()}
+    checks.check_tree({**present, **wanted}, desk.feed.nodes)
+    changed = [name for name in sorted(wanted) if present.get(name) != wanted[name]]
+    for name in changed:
+        perform(desk, QuotaSet(at_ms=desk.clock.now_ms(), quota=wanted[name]))
+    if cluster.rules is not None:
+        perform(desk, RulesSet(at_ms=desk.clock.now_ms(), rules=cluster.rules))
+    return changed
+
+
+def delete_quota(desk: Desk, name: str) -> None:
+    if name not in desk.feed.quotas:
+        raise checks.unknown_quota(name, desk.feed.quotas)
+    below = [other for other in desk.feed.quotas if other.startswith(f"{name}/")]
+    jobs = desk.books.read(lambda core: [job.request.id for job in core.jobs() if job.request.quota == name])
+    if below or jobs:
+        what, why = f"The quota {name} cannot be deleted.", f"It still has {', '.join((below or jobs)[:3])}."
+        hint = "Delete the quotas below it first." if below else "Stop its jobs first."
+        raise Refused(what=what, why=why, hint=hint, code="quota_in_use", field="name")
+    perform(desk, QuotaDeleted(at_ms=desk.clock.now_ms(), name=name))
+
+
+def drain(desk: Desk, name: str) -> None:
+    """Takes nobody new; who is there stays."""
+    _node_state(desk, name)
+    perform(desk, NodeDrained(at_ms=desk.clock.now_ms(), node=name))
+
+
+def resume(desk: Desk, name: str) -> None:
+    state = _node_state(desk, name)
+    if state is NodeState.LOST:
+        hint = "It comes back by itself when its engine reaches it again."
+        raise Refused(what=f"The node {name} cannot be resumed.", why="It is lost.", hint=hint, code="node_lost")
+    perform(desk, NodeReturned(at_ms=desk.clock.now_ms(), node=name))
+
+
+def perform(desk: Desk, event: Event) -> Entry:
+    """Puts the event and waits until it is durable; its entry."""
+    with desk.feed.expecting(event) as expected:
+        desk.books.put(event)
+        return expected.wait(desk.answer_within_ms)
+
+
+def _node_state(desk: Desk, name: str) -> NodeState:
+    record = desk.feed.nodes.get(name)
+    if record is None:
+        near = nearest(name, desk.feed.nodes)
+        hint = f"Did you mean {near}?" if near else "See them with sublet node ls."
+        raise Refused(what=f"There is no node {name}.", hint=hint, code="node_unknown", field="node")
+    return record.state
