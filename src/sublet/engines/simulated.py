@@ -15,6 +15,7 @@ from sublet.domain.nodes import NodeState
 from sublet.ports import Clock, Inbox
 
 KILLED = 143
+RETELL = 6  # what is not acknowledged is told again, so many times in a node timeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +262,7 @@ class SimulatedEngine:
     def _on_again(self, ended: InstanceEnded) -> None:
         if _ref(ended) in self._unheard:
             self._put(ended)
-            self._plan(self._clock.now_ms() + self._node_timeout_ms // 2, "again", ended)
+            self._plan(self._clock.now_ms() + self._node_timeout_ms // RETELL, "again", ended)
 
     def _on_copy(self, ended: InstanceEnded) -> None:
         self._put(ended)
@@ -300,7 +301,7 @@ class SimulatedEngine:
 
     def _deliver(self, ended: InstanceEnded) -> None:
         now = self._clock.now_ms()
-        self._plan(now + self._node_timeout_ms // 2, "again", ended)
+        self._plan(now + self._node_timeout_ms // RETELL, "again", ended)
         for misdelivery in self._misdeliveries:
             if misdelivery.job == ended.job:
                 self._misdeliveries.remove(misdelivery)

@@ -6,11 +6,14 @@ from typing import Any
 
 from sublet.domain import effects
 from sublet.domain.changes import Entry
+from sublet.domain.events import NodeJoined
 from sublet.domain.reasons import Reason
 
 
 def lines(entries: Iterable[Entry]) -> Iterator[str]:
     for entry in entries:
+        if isinstance(entry.event, NodeJoined):
+            continue  # the nodes of a scenario are there, and up, from the start
         for effect in entry.effects:
             told = tell(effect)
             if told is not None:
