@@ -231,7 +231,7 @@ class Core:
         return job
 
     def _adopted(self, event: JobAdopted) -> None:
-        """It holds its lease already, as attempt 0; no command follows from that."""
+        """It holds its lease already, as attempt 0; an engine that knows it takes the command as a repetition."""
         state, request = self.state, event.request
         if request.id in state.jobs:
             return
@@ -243,6 +243,7 @@ class Core:
             lenders = capacity.lenders_for(state, job.quota, state.pool_of(job, event.spec), sum(gpus))
         lifecycle.hold(state, job, kind, event.spec, gpus, event.nodes, lenders)
         job.began, job.begun_ms = job.live, event.at_ms
+        state.emit(StartGang(job=job.id, attempt=0, lease=lifecycle.lease_of(job), instances=job.live, request=request))
 
     def _present(self, job_id: str, attempt: int) -> JobBook | None:
         """The job, if the message is about its present attempt."""
