@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sublet.core import capacity, placement, reclaim
+from sublet.core import capacity, placement
 from sublet.core.queue import ahead_of
 from sublet.core.schedule import is_delayed
 from sublet.core.state import JobBook, Key, Pool, State
@@ -168,7 +168,7 @@ def reason(state: State, job: JobBook, code: ReasonCode) -> Reason:
         numbers |= {"idle": pool.available, "total": pool.total}
         numbers["largest"] = pool.index.levels[-1] if pool.index.levels else 0
         numbers["each"] = max(job.request.sizes)
-        numbers["instances"] = len(reclaim.least_sizes(job))
+        numbers["instances"] = len(job.request.least_sizes)
         if code is ReasonCode.BORROW_LIMIT:
             numbers["limit"] = min(q.borrow_max for q in quota.path if q.borrow_max is not None)
         if code is ReasonCode.EARMARKED:

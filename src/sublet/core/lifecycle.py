@@ -150,14 +150,8 @@ def give_notice(state: State, job: JobBook, instances: tuple[int, ...], claimant
         deadline_ms=deadline,
         lost_gpu_ms=lost_gpu_ms,
     )
-    state.touch(job)
-    delist(state, job)
-    state.count(job, -1, job.live)
-    job.notices = (*job.notices, notice)
-    job.leaving = tuple(sorted({*job.leaving, *instances}))
+    set_notices(state, job, (*job.notices, notice))
     job.lost_gpu_ms += lost_gpu_ms
-    state.count(job, 1, job.live)
-    enlist(state, job)
     state.remind(deadline + rules.kill_timeout_ms, "kill", job.id, job.attempt)
     state.emit(
         GiveNotice(
@@ -174,18 +168,23 @@ def give_notice(state: State, job: JobBook, instances: tuple[int, ...], claimant
 
 def withdraw(state: State, job: JobBook, notice: NoticeGiven) -> None:
     """The notice is no longer needed, and nobody has left because of it."""
-    state.touch(job)
-    delist(state, job)
-    state.count(job, -1, job.live)
-    job.notices = tuple(one for one in job.notices if one is not notice)
-    job.leaving = tuple(sorted(noticed(job)))
+    set_notices(state, job, tuple(one for one in job.notices if one is not notice))
     job.was_withdrawn = True
     job.lost_gpu_ms -= notice.lost_gpu_ms
-    state.count(job, 1, job.live)
-    enlist(state, job)
     state.changes += 1
     state.epoch += 1
     state.emit(WithdrawNotice(job=job.id, attempt=job.attempt, instances=notice.instances))
+
+
+def set_notices(state: State, job: JobBook, notices: tuple[NoticeGiven, ...]) -> None:
+    """From now on exactly these stand; what leaves is who is under one of them."""
+    state.touch(job)
+    delist(state, job)
+    state.count(job, -1, job.live)
+    job.notices = notices
+    job.leaving = tuple(sorted(noticed(job)))
+    state.count(job, 1, job.live)
+    enlist(state, job)
 
 
 def readdress(state: State, job: JobBook, notice: NoticeGiven, claimant: JobBook) -> None:

@@ -104,7 +104,7 @@ def place(pool: Pool, request: JobRequest, limit: int) -> Placement | None:
     for count in range(len(sizes), request.min_instances, -1):
         if sum(sizes[:count]) <= limit and (found := _place_whole(pool, request, sizes[:count])):
             return found
-    least = tuple(sorted(sizes)[: request.min_instances])
+    least = request.least_sizes
     return _place_whole(pool, request, least) if sum(least) <= limit else None
 
 

@@ -291,12 +291,6 @@ def _is_possible(units: Sequence[Unit]) -> bool:
 # ---- the plan
 
 
-def least_sizes(job: JobBook) -> tuple[int, ...]:
-    """What it reclaims for: all its instances, or the smallest minimum of an elastic job."""
-    request = job.request
-    return request.sizes if request.min_instances is None else tuple(sorted(request.sizes)[: request.min_instances])
-
-
 def may_fit(pool: Pool, job: JobBook, sizes: Sequence[int]) -> bool:
     """Quick: could it fit if all borrowers left? True may be wrong for odd shapes, False never is."""
     wanted, smallest, largest = sum(sizes), min(sizes), max(sizes)
@@ -312,7 +306,7 @@ def may_fit(pool: Pool, job: JobBook, sizes: Sequence[int]) -> bool:
 
 def plan(state: State, pool: Pool, job: JobBook) -> Plan | None:
     """The best proven way to make room for the job in this pool, or None. Changes nothing."""
-    sizes = least_sizes(job)
+    sizes = job.request.least_sizes
     if not may_fit(pool, job, sizes):
         return None
     units: dict[str, Unit] = {}
@@ -392,7 +386,7 @@ def plan_inside(state: State, pool: Pool, job: JobBook) -> Plan | None:
 
 def _inside_on(state: State, pool: Pool, job: JobBook, nodes: Iterable[NodeBook],
                candidates: Sequence[JobBook]) -> Plan | None:  # fmt: skip
-    search = Search(state, pool, job, least_sizes(job), nodes, {})
+    search = Search(state, pool, job, job.request.least_sizes, nodes, {})
     units = sorted((whole(state, one) for one in candidates), key=_inside_order)
     for unit in units:
         if _is_room_inside(search):

@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heappush
 from sublet.core import capacity, placement, reclaim
 from sublet.core.lifecycle import drop_claim, give_notice, grant, make_claim, readdress, upgrade, withdraw
 from sublet.core.queue import following, is_strict, keep_head
+from sublet.core.spare import spare_victims
 from sublet.core.state import Claim, JobBook, JobClass, Key, QuotaBook, State
 from sublet.domain.jobs import IdlePolicy, NoticeGiven
 from sublet.domain.leases import LeaseKind
@@ -277,6 +278,7 @@ def _reclaim_pass(state: State, wanting: list[JobBook]) -> None:
         if not _reclaim(state, job):
             cls.no_plan = _stamp(state, job)
             state.changes += 1
+    spare_victims(state, [job for job in wanting if job.claim is not None])
 
 
 def is_delayed(state: State, job: JobBook) -> bool:

@@ -102,9 +102,14 @@ class JobRequest:
         return sum(self.sizes)
 
     @property
+    def least_sizes(self) -> tuple[int, ...]:
+        """The instances that it needs at the least: of an elastic job its smallest minimum."""
+        least = self.min_instances
+        return self.sizes if least is None or least >= len(self.sizes) else tuple(sorted(self.sizes)[:least])
+
+    @property
     def least_gpus(self) -> int:
-        """GPUs that it needs at the least: of an elastic job its smallest minimum."""
-        return sum(sorted(self.sizes)[: self.min_instances]) if self.min_instances else sum(self.sizes)
+        return sum(self.least_sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
