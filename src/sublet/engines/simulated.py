@@ -145,8 +145,8 @@ class SimulatedEngine:
             self._plan(self._clock.now_ms() + max(lasting, default=0), "fenced", node)
             return
         self._silent_since.pop(node, None)
-        for process in self._held.pop(node, []):
-            self._tell_end(process)
+        while held := self._held.get(node):
+            self._tell_end(held.pop(0))
         for letter in self._letters.pop(node, []):
             self.carry_out(letter)
         if node in self._closed:
@@ -168,8 +168,9 @@ class SimulatedEngine:
         attempt = Attempt(job=effect.job, attempt=effect.attempt, begin_ms=now)
         attempt.begin_ms += 0 if effect.attempt == 0 else self._behaviour(effect.job).start_takes_ms
         self._attempts[key] = attempt
-        for instance, node in zip(effect.instances, effect.lease.nodes, strict=True):
+        for instance in effect.instances:
             ref = InstanceRef(job=effect.job, attempt=effect.attempt, instance=instance)
+            node = effect.lease.nodes[instance]
             attempt.live[instance] = Process(ref=ref, node=node, begin_ms=attempt.begin_ms)
         self._plan(attempt.begin_ms, "begin", attempt)
         work = self._behaviour(effect.job).work_ms
@@ -296,8 +297,7 @@ class SimulatedEngine:
         )
         self._unheard[ref] = ended
         self._deliver(ended)
-        if not attempt.live and not any(p.ref.job == ref.job for held in self._held.values() for p in held):
-            self._close(attempt)
+        self._close_if_over(attempt)
 
     def _deliver(self, ended: InstanceEnded) -> None:
         now = self._clock.now_ms()
@@ -329,6 +329,12 @@ class SimulatedEngine:
             kept = max(kept, attempt.notice_ms - attempt.begin_ms)
         return kept
 
+    def _close_if_over(self, attempt: Attempt) -> None:
+        """When nothing of it runs, and no end of it waits on a silent node to be told."""
+        held = [process.ref for processes in self._held.values() for process in processes]
+        if not attempt.live and not any((ref.job, ref.attempt) == (attempt.job, attempt.attempt) for ref in held):
+            self._close(attempt)
+
     def _close(self, attempt: Attempt) -> None:
         behaviour = self._behaviour(attempt.job)
         del self._attempts[attempt.job, attempt.attempt]
@@ -344,8 +350,7 @@ class SimulatedEngine:
             for instance, process in list(attempt.live.items()):
                 if process.node == node:
                     del attempt.live[instance]
-            if not attempt.live:
-                self._close(attempt)
+            self._close_if_over(attempt)
 
     # ---- small things
 
