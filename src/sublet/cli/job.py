@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from sublet.cli.call import client
-from sublet.cli.show import NONE, clock, columns, count, emit, output_option, plural, span
+from sublet.cli.show import NONE, clock, columns, count, emit, output_option, plural
 from sublet.client.http import API, Client, segment
 from sublet.domain.errors import Refused
+from sublet.domain.times import exact, span
 
 IDLE_RESOURCES = {"in_quota": "In Quota", "not_in_quota": "Not in Quota", None: NONE}
 EXIT_NEVER = 1
@@ -45,7 +46,7 @@ class _Submit(click.Command):
 @click.option("--gpu", type=int, help="GPUs of each instance.")
 @click.option("--cpu", help="Cores of each instance: 8, 0.5 or 500m.")
 @click.option("--memory", help="Memory of each instance: 800Gi.")
-@click.option("--workdir", help="Where the program runs; otherwise the folder of the file.")
+@click.option("--workdir", help="Where the program runs; else the folder of FILE.")
 @click.option(
     "--env", "environment", multiple=True, metavar="KEY=VALUE", help="A variable for the program; repeatable."
 )
@@ -244,7 +245,7 @@ def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
             clock(item["granted"]),
             span(item["seconds"]),
             outcomes.get(item["outcome"], item["outcome"].capitalize()),
-            NONE if item["notice_used_ms"] is None else f"{item['notice_used_ms'] / 1000:.1f}s",
+            NONE if item["notice_used_ms"] is None else exact(item["notice_used_ms"]),
             f"{item['lost_gpu_seconds']:,} GPU s",
             " · ".join(part for part in (item["claimant"] and f"for {item['claimant']}", item["evidence"]) if part),
         ]

@@ -61,17 +61,6 @@ def plural(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
-def span(seconds: int) -> str:
-    """`12s`, `41m`, `2h04m`, `3d04h`."""
-    if seconds < 60:
-        return f"{seconds}s"
-    minutes = seconds // 60
-    if minutes < 60:
-        return f"{minutes}m"
-    hours = minutes // 60
-    return f"{hours}h{minutes % 60:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
-
-
 def clock(time: str) -> str:
     """The local time of day of an RFC 3339 time."""
     from datetime import datetime

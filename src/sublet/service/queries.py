@@ -13,9 +13,10 @@ from sublet.domain.errors import Refused
 from sublet.domain.jobs import JobRecord, JobState
 from sublet.domain.leases import LeaseKind
 from sublet.domain.quotas import Quota
+from sublet.domain.times import span
 from sublet.service import story
 from sublet.service.desk import Desk
-from sublet.service.story import gpus, named, seconds
+from sublet.service.story import gpus, named
 from sublet.service.views import (
     IDLE_RESOURCES,
     EventView,
@@ -107,14 +108,16 @@ def note(desk: Desk, record: JobRecord) -> str:
         return " · ".join(words(reason, record.request, now_ms) for reason in record.reasons[:2])
     if state == "leaving":
         first = min(record.notices, key=lambda notice: notice.deadline_ms)
-        left = seconds(max(0, first.deadline_ms - now_ms) // 1000 * 1000)
+        left = span(max(0, first.deadline_ms - now_ms) // 1000)
         return f"has {left} left" + (f", for {named(first.claimant, desk.feed.job)}" if first.claimant else "")
     if state in ("succeeded", "failed", "stopped"):
         end = record.history[-1] if record.history else None
         said = [f"exit code {end.exit_code}" if end and end.exit_code is not None else "", end.evidence if end else ""]
         return " · ".join(part for part in said if part)
     step = [f"step {record.checkpoint_step:,}"] if record.checkpoint_step is not None else []
-    saved = [f"checkpoint {(now_ms - record.checkpoint_ms) // 1000}s ago"] if record.checkpoint_ms is not None else []
+    saved = (
+        [f"checkpoint {span((now_ms - record.checkpoint_ms) // 1000)} ago"] if record.checkpoint_ms is not None else []
+    )
     return " · ".join(step + saved)
 
 
@@ -163,7 +166,7 @@ def _headline(desk: Desk, record: JobRecord, kind: str) -> str:
     request = record.request
     each = f"{len(request.sizes)} x {request.sizes[0]} GPU {' or '.join(request.specs)}"
     who = f"{request.name or request.id} ({request.quota}, {each}, idle: {request.idle.value})"
-    ago = f"{max(0, desk.clock.now_ms() - since_ms(record)) // 1000:,}s"
+    ago = span(max(0, desk.clock.now_ms() - since_ms(record)) // 1000)
     where = {"in_quota": "In Quota", "not_in_quota": "Not in Quota"}
     place = f", {where[IDLE_RESOURCES[record.lease.kind]]}," if record.lease else ""
     told = {

@@ -12,6 +12,7 @@ from sublet.domain.changes import Entry
 from sublet.domain.jobs import AttemptEnd, JobRecord, Outcome
 from sublet.domain.leases import Lease, LeaseKind
 from sublet.domain.reasons import Reason
+from sublet.domain.times import exact
 from sublet.service.views import EventView, time_of
 from sublet.service.words import words
 
@@ -55,11 +56,6 @@ def named(job: str, look: Look) -> str:
         return job
     request = record.request
     return " ".join(part for part in (job, request.name, f"({request.user})" if request.user else "") if part)
-
-
-def seconds(milliseconds: int) -> str:
-    """`30s`, `3.1s`"""
-    return f"{milliseconds // 1000}s" if milliseconds % 1000 < 50 else f"{milliseconds / 1000:.1f}s"
 
 
 def gpus(count: int) -> str:
@@ -110,9 +106,9 @@ def _granted(effect: eff.StartGang, _look: Look, _at_ms: int) -> Said:
     return "granted", effect.job, f"attempt {effect.attempt}: {on_what(effect.lease)}"
 
 
-def _notice(effect: eff.GiveNotice, look: Look, _at_ms: int) -> Said:
+def _notice(effect: eff.GiveNotice, look: Look, at_ms: int) -> Said:
     whom = f" for {named(effect.claimant, look)}" if effect.claimant else ""
-    return "notice", effect.job, f"leaves by {time_of(effect.deadline_ms)[11:19]} UTC{whom} · {effect.reason}"
+    return "notice", effect.job, f"leaves within {exact(effect.deadline_ms - at_ms)}{whom} · {effect.reason}"
 
 
 def _withdrawn(effect: eff.WithdrawNotice, _look: Look, _at_ms: int) -> Said:
@@ -135,8 +131,8 @@ def _released(effect: eff.ReleaseInstances, look: Look, _at_ms: int) -> Said:
 
 def _price(end: AttemptEnd, look: Look) -> str:
     whom = f" for {named(end.claimant, look)}" if end.claimant else ""
-    used = f" · left {seconds(end.ended_ms - end.noticed_ms)} after the notice" if end.noticed_ms is not None else ""
-    return f"{whom}{used} · lost {seconds(end.lost_gpu_ms)} of GPU time"
+    used = f" · left {exact(end.ended_ms - end.noticed_ms)} after the notice" if end.noticed_ms is not None else ""
+    return f"{whom}{used} · lost {exact(end.lost_gpu_ms)} of GPU time"
 
 
 def _upgraded(effect: eff.UpgradeLease, _look: Look, _at_ms: int) -> Said:

@@ -108,7 +108,7 @@ def test_stop_and_stop_again() -> None:
     assert commands.stop(world.desk, job, "mei").stop_asked
     world.pass_ms(60_000)
     assert world.desk.record(job).state is JobState.STOPPED
-    with pytest.raises(Refused, match="cannot be stopped. It has stopped already"):
+    with pytest.raises(Refused, match=r"cannot be stopped. It has stopped already"):
         commands.stop(world.desk, job, "mei")
 
 
@@ -119,7 +119,7 @@ def test_a_job_is_found_by_id_beginning_and_name() -> None:
     commands.submit(world.desk, jobfile.parse(JOB + "name: two\n", replace(origin, job_id="job_abcdxy")))
     found = {text: world.desk.record(text).request.id for text in ("job_abcdef", "job_abcde", "one", "two")}
     assert list(found.values()) == ["job_abcdef", "job_abcdef", "job_abcdef", "job_abcdxy"]
-    with pytest.raises(Refused, match="job_abcd stands for 2 jobs. They are job_abcdxy, job_abcdef"):
+    with pytest.raises(Refused, match=r"job_abcd stands for 2 jobs. They are job_abcdxy, job_abcdef"):
         world.desk.record("job_abcd")
     for text in ("", "job_", "job_abc", "nobody", "job_zzzz"):
         with pytest.raises(Refused, match="There is no job"):
@@ -172,7 +172,7 @@ def test_a_tree_that_does_not_add_up_is_refused_whole(text: str, said: str) -> N
 def test_a_quota_in_use_is_not_deleted() -> None:
     world = two_teams()
     job = world.submit(JOB).request.id
-    with pytest.raises(Refused, match=f"cannot be deleted. It still has {job}. Stop its jobs first."):
+    with pytest.raises(Refused, match=rf"cannot be deleted. It still has {job}. Stop its jobs first."):
         commands.delete_quota(world.desk, "team-a")
     with pytest.raises(Refused, match=r"There is no quota team. Did you mean team-."):
         commands.delete_quota(world.desk, "team")
@@ -188,7 +188,7 @@ def test_drain_and_resume() -> None:
 
 @pytest.mark.parametrize("command", [commands.drain, commands.resume])
 def test_an_unknown_node_is_refused(command: Callable[..., None]) -> None:
-    with pytest.raises(Refused, match="There is no node n11. Did you mean n1?"):
+    with pytest.raises(Refused, match=r"There is no node n11. Did you mean n1?"):
         command(two_teams().desk, "n11")
 
 
@@ -196,7 +196,7 @@ def test_a_lost_node_is_not_resumed() -> None:
     world = two_teams()
     world.engine.node_down("n1")
     world.pass_ms(120_000)
-    with pytest.raises(Refused, match="cannot be resumed. It is lost"):
+    with pytest.raises(Refused, match=r"cannot be resumed. It is lost"):
         commands.resume(world.desk, "n1")
 
 

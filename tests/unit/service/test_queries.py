@@ -61,7 +61,7 @@ def test_a_waiting_job_says_why_in_its_row_and_at_length() -> None:
     answer = queries.why(world.desk, late)
     assert answer.kind == "waiting"
     assert answer.headline == "own (team-a, 1 x 2 GPU demo, idle: never) waits since 0s."
-    assert [reason.code for reason in answer.reasons][0] == "own_quota_full"
+    assert answer.reasons[0].code == "own_quota_full"
     assert answer.order.startswith("1 job ahead in team-a: job_2 own (mei) 2 GPUs")
 
 
@@ -188,7 +188,7 @@ def test_a_log_goes_on_over_attempts_and_ends_with_the_job(tmp_path: Path) -> No
 def test_a_log_that_cannot_be_is_refused() -> None:
     world = two_teams()
     job = world.submit(OWN).request.id
-    with pytest.raises(Refused, match="has no instance 1. It has 1, numbered from 0"):
+    with pytest.raises(Refused, match=r"has no instance 1. It has 1, numbered from 0"):
         logs.begin(world.desk, job, None, 1)
-    with pytest.raises(Refused, match="has no attempt 2. It had 1 so far"):
+    with pytest.raises(Refused, match=r"has no attempt 2. It had 1 so far"):
         logs.begin(world.desk, job, 2, 0)
