@@ -32,6 +32,7 @@ class Controller:
         self.inbox = Inbox()
         self.lock = RLock()
         self._stopping = Flag()
+        self._owed: list[Entry] = []  # durable, and not yet carried out
         self.is_ready = False
         self._restore()
 
@@ -59,15 +60,23 @@ class Controller:
             now_ms = max(self._at_ms, self._clock.now_ms())
             deadline = self._core.next_deadline()
             if not events and (deadline is None or deadline > now_ms):
+                if self._owed:
+                    self.settle()
                 return []
             entries = self._decide_and_commit(events, now_ms)
-        for entry in entries:
+        self._owed += entries
+        self.settle()
+        return entries
+
+    def settle(self) -> None:
+        """Carry out and acknowledge what is durable. What the engine cannot do now is tried again at the next turn."""
+        for entry in self._owed:
             carry_out(self._engine, entry.effects)
         self._between("carry out")
-        for entry in entries:
+        owed, self._owed = self._owed, []
+        for entry in owed:
             self._engine.acknowledge(entry.event)
         self._between("acknowledge")
-        return entries
 
     def run(self) -> None:
         """Turns until `stop`. A store that is not available is tried again; nothing that came in is lost."""
