@@ -45,11 +45,11 @@ class Controller:
             return look(self._core)
 
     def recover(self) -> None:
-        """After a start: tell the engine again what stands, then hear what happened meanwhile. Both may repeat."""
+        """After a start: hear what happened meanwhile, and tell the engine again what stands. Both may repeat."""
+        self._engine.connect(self)
         with self.lock:
             standing = self._core.standing_effects()
         carry_out(self._engine, standing)
-        self._engine.connect(self)
         self.is_ready = True
 
     def turn(self) -> list[Entry]:

@@ -196,7 +196,8 @@ class LocalEngine:
 
     def _free_devices(self, node: str, count: int) -> list[int]:
         total = next((one.gpu for one in self.nodes if one.name == node), 0)
-        taken = {device for one in self._watched.values() if one.node == node for device in one.devices}
+        running = [one for one in self._watched.values() if one.node == node and one.told_end_ms is None]
+        taken = {device for one in running for device in one.devices}
         free = [device for device in range(total) if device not in taken]
         if len(free) < count:
             raise AssertionError(f"node {node} has {len(free)} free devices, {count} were granted")
@@ -399,7 +400,7 @@ def _poke(directory: Path) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(b".", f"/proc/self/fd/{descriptor}/{files.SOCKET}")
-    except BlockingIOError:
-        return  # it has more than enough to wake up to
+    except (BlockingIOError, ConnectionRefusedError, FileNotFoundError):
+        return  # it has more than enough to wake up to, or does not listen yet
     finally:
         os.close(descriptor)
