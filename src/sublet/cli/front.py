@@ -19,20 +19,20 @@ EXIT_BROKEN = 70  # our fault
 EXIT_UNAVAILABLE = 75  # try again
 EXIT_INTERRUPTED = 130  # Ctrl-C
 
-COMMANDS = {  # name: module:attribute, first line of the help
+COMMANDS = {  # name: (module:attribute, how its help begins)
     "up": ("sublet.cli.serve:up", "Start a server on this machine, with its store and its engine."),
-    "submit": ("sublet.cli.job:submit", "Submit a job: a file, or a command after --."),
-    "ls": ("sublet.cli.job:ls", "List jobs."),
+    "submit": ("sublet.cli.job:submit", "Submit a job: FILE (- reads the standard input), or a command after --."),
+    "ls": ("sublet.cli.job:ls", "List jobs, newest first."),
     "show": ("sublet.cli.job:show", "All that is known of a job."),
-    "why": ("sublet.cli.job:why", "Why a job waits, and what would change it."),
+    "why": ("sublet.cli.job:why", "Why a job waits, who is ahead, and what would change it."),
     "logs": ("sublet.cli.job:logs", "What a job printed."),
-    "stop": ("sublet.cli.job:stop", "Stop jobs."),
+    "stop": ("sublet.cli.job:stop", "Stop jobs; each ends as stopped."),
     "events": ("sublet.cli.events:events", "What happened, as sentences."),
     "quota": ("sublet.cli.quota:quota", "Who is promised what, and where it is now."),
     "node": ("sublet.cli.node:node", "The machines."),
-    "job": ("sublet.cli.job:job", "The same commands for jobs, under one noun."),
+    "job": ("sublet.cli.job:job", "Jobs: the same commands under one noun."),
     "simulate": ("sublet.cli.simulate:command", "Run a scenario in simulated time."),
-    "server": ("sublet.cli.serve:server", "Run the server for many users."),
+    "server": ("sublet.cli.serve:server", "Run the server for the nodes and quotas that --config describes."),
     "version": ("sublet.cli.version:version", "Versions of this program and of the server."),
 }
 

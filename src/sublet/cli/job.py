@@ -313,7 +313,7 @@ def stop(context: click.Context, jobs: Sequence[str], output: str) -> None:
 
 @click.group()
 def job() -> None:
-    """Jobs."""
+    """Jobs: the same commands under one noun."""
 
 
 for _command in (submit, ls, show, why, logs, stop):

@@ -55,7 +55,10 @@ def up(data: Path | None, port: int, config: str | None) -> int:
 @click.command()
 @_options
 def server(data: Path | None, port: int, config: str | None) -> int:
-    """Run the server for the nodes and quotas that --config describes, or that the directory remembers."""
+    """Run the server for the nodes and quotas that --config describes.
+
+    Without --config those that the directory remembers are meant.
+    """
     return _serve(data, port, config, pretends=False)
 
 

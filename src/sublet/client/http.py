@@ -41,10 +41,15 @@ class Client:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The JSON of the answer. `body`: a text is sent as YAML, anything else as JSON."""
+        """The JSON of the answer. `body`: a text is sent as YAML, anything else as JSON; None: there is none."""
         with self._answer(method, path, query, body, headers or {}, self.timeout_s) as answer:
-            text = b"".join(self._chunks(answer))
-        return json.loads(text) if text else None
+            try:
+                text = answer.read()
+                return json.loads(text) if text else None
+            except (OSError, http.client.HTTPException) as error:
+                raise self._gone(error) from error
+            except ValueError as error:
+                raise Broken(what=f"What {self.url} answered is no JSON.", hint="Is it a Sublet server?") from error
 
     @contextmanager
     def stream(self, path: str, query: Mapping[str, Any] | None = None) -> Iterator[Iterator[bytes]]:

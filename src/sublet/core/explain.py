@@ -10,7 +10,7 @@ from sublet.core.queue import ahead_of
 from sublet.core.schedule import is_delayed
 from sublet.core.state import JobBook, Key, Pool, State
 from sublet.domain.effects import ShowReasons
-from sublet.domain.jobs import IdlePolicy
+from sublet.domain.jobs import IdlePolicy, JobRequest
 from sublet.domain.leases import LeaseKind
 from sublet.domain.nodes import NodeState
 from sublet.domain.reasons import Reason, ReasonCode
@@ -181,7 +181,7 @@ def reason(state: State, job: JobBook, code: ReasonCode) -> Reason:
         subjects = victims_of(state, job)
     elif code is ReasonCode.BEHIND:
         numbers["ahead"] = ahead_of(job)
-        subjects = (quota.name,)
+        subjects = (quota.name, *ahead(job, 1))
     else:
         numbers |= _other_numbers(state, job, code, pool)
     return Reason(code=code, numbers=numbers, subjects=subjects)
@@ -307,14 +307,24 @@ def mirror(state: State, job: JobBook) -> str:
 
 def sentence(state: State, job: JobBook, one: Reason) -> str:
     """The reason in words, its numbers filled in."""
-    n, subjects, spec = one.numbers, one.subjects, job.request.specs[0]
-    first = subjects[0] if subjects else ""
-    text = SENTENCES[one.code]
-    seconds = max(0, n.get("by_ms", n.get("until_ms", state.now_ms)) - state.now_ms + 999) // 1000
-    names = ", ".join(subjects[:3])
-    return text.format_map(
-        {**n, "first": first, "spec": spec, "seconds": seconds, "names": names, "idle_policy": job.idle_policy.value}
-    )
+    return words(one, job.request, state.now_ms)
+
+
+def words(one: Reason, request: JobRequest, at_ms: int) -> str:
+    """As `sentence`, for those who have no books: the log, the lists, a refusal."""
+    n, subjects, spec = one.numbers, one.subjects, request.specs[0] if request.specs else ""
+    until_ms = n.get("by_ms", n.get("until_ms", at_ms))
+    values = {
+        "first": subjects[0] if subjects else "",
+        "second": subjects[1] if len(subjects) > 1 else "another job",
+        "names": ", ".join(subjects[:3]),
+        "spec": spec,
+        "kind": "GPU" if spec == "gpu" else f"{spec} GPU",
+        "seconds": max(0, until_ms - at_ms + 999) // 1000,
+        "idle_policy": request.idle.value,
+        "claims": f" and {n['claimed']} claimed" if n.get("claimed") else "",
+    }
+    return SENTENCES[one.code].format_map({**n, **values})
 
 
 SENTENCES: Mapping[ReasonCode, str] = {
@@ -326,11 +336,11 @@ SENTENCES: Mapping[ReasonCode, str] = {
     ReasonCode.QUOTA_CLOSED: "the quota {first} was deleted",
     ReasonCode.NOT_PERMITTED: "its owner may not submit to {first}",
     ReasonCode.MALFORMED: "the request is malformed: {first}",
-    ReasonCode.OWN_QUOTA_FULL: "{first}: {promised} promised, {used} in use by its own jobs, needs {need}",
-    ReasonCode.IDLE_TOO_SMALL: "{idle} of {total} {spec} GPU idle, needs {need}",
+    ReasonCode.OWN_QUOTA_FULL: "{first}: {promised} promised, {used} in use by its own jobs{claims}, needs {need}",
+    ReasonCode.IDLE_TOO_SMALL: "{idle} of {total} {kind} idle, needs {need}",
     ReasonCode.BORROW_LIMIT: "{first} may borrow at most {limit} GPU of {spec}, the job needs {need}",
     ReasonCode.SHAPE: "{idle} idle, the largest block on one node is {largest}; needs {instances} x {each}",
-    ReasonCode.BEHIND: "{ahead} ahead in {first}",
+    ReasonCode.BEHIND: "{ahead} ahead in {first}: {second}",
     ReasonCode.RECLAIMING: "{coming} GPU come back from {names} within {seconds} s",
     ReasonCode.RECLAIM_DELAY: "takes lent GPU back in {seconds} s, if none come free before",
     ReasonCode.RECLAIM_NOT_ENOUGH: "{could} GPU could come back, needs {need}: nobody is stopped for nothing",
@@ -338,6 +348,6 @@ SENTENCES: Mapping[ReasonCode, str] = {
     ReasonCode.COOLDOWN: "preempted {preemptions} times; borrows again in {seconds} s",
     ReasonCode.BACKOFF: "failed {failures} times; next try in {seconds} s",
     ReasonCode.HELD: "held by its owner",
-    ReasonCode.NODE_LOST: "{nodes} node of {spec} are lost or drained",
-    ReasonCode.DRAINING: "{nodes} node of {spec} are lost or drained",
+    ReasonCode.NODE_LOST: "{nodes} nodes of {spec} are lost or drained",
+    ReasonCode.DRAINING: "{nodes} nodes of {spec} are lost or drained",
 }

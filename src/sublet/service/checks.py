@@ -5,13 +5,13 @@ One rule: only what cannot run however long it waits is refused; what has to wai
 
 from collections.abc import Iterable, Mapping
 
+from sublet.core.explain import words
 from sublet.domain.changes import NodeRecord
 from sublet.domain.errors import Refused
 from sublet.domain.jobs import IdlePolicy, JobRequest
 from sublet.domain.quotas import Quota, path_of
 from sublet.domain.reasons import Reason, ReasonCode
 from sublet.service.reading import nearest
-from sublet.service.words import words
 
 Quotas = Mapping[str, Quota]
 Nodes = Mapping[str, NodeRecord]

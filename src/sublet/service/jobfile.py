@@ -1,6 +1,6 @@
 """A job as people write it (YAML, or the same keys as JSON) becomes a request.
 
-One rule: what is written is either done or refused. No key is taken and then left unheard.
+One rule: what is written is either part of the request or refused. No key is dropped on the way.
 """
 
 import json

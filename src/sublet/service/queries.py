@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.core import views as books
-from sublet.core.explain import Explanation
+from sublet.core.explain import Explanation, words
 from sublet.domain.changes import Entry
 from sublet.domain.errors import Refused
 from sublet.domain.jobs import JobRecord, JobState
@@ -33,7 +33,6 @@ from sublet.service.views import (
     since_ms,
     time_of,
 )
-from sublet.service.words import words
 
 MAX_PAGE = 1_000
 LIVE = tuple(state.value for state in JobState if not state.is_final)
@@ -114,11 +113,10 @@ def note(desk: Desk, record: JobRecord) -> str:
         end = record.history[-1] if record.history else None
         said = [f"exit code {end.exit_code}" if end and end.exit_code is not None else "", end.evidence if end else ""]
         return " · ".join(part for part in said if part)
-    step = [f"step {record.checkpoint_step:,}"] if record.checkpoint_step is not None else []
-    saved = (
-        [f"checkpoint {span((now_ms - record.checkpoint_ms) // 1000)} ago"] if record.checkpoint_ms is not None else []
-    )
-    return " · ".join(step + saved)
+    step = "" if record.checkpoint_step is None else f"step {record.checkpoint_step:,}"
+    saved_ms = record.checkpoint_ms
+    saved = "" if saved_ms is None else f"checkpoint {span((now_ms - saved_ms) // 1000)} ago"
+    return " · ".join(part for part in (step, saved) if part)
 
 
 def why(desk: Desk, text: str) -> WhyView:

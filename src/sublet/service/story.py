@@ -6,6 +6,7 @@ One rule: a sentence is made from what was recorded, never from what is so by no
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sublet.core.explain import words
 from sublet.domain import effects as eff
 from sublet.domain import events as ev
 from sublet.domain.changes import Entry
@@ -14,7 +15,6 @@ from sublet.domain.leases import Lease, LeaseKind
 from sublet.domain.reasons import Reason
 from sublet.domain.times import exact
 from sublet.service.views import EventView, time_of
-from sublet.service.words import words
 
 Look = Callable[[str], JobRecord | None]  # a job by its id
 Said = tuple[str, str, str]  # kind of event, what it is about (a job's, node's or quota's name), text
