@@ -287,16 +287,19 @@ def _why(answer: dict[str, Any]) -> str:
 @click.pass_context
 def logs(context: click.Context, job: str, follow: bool, attempt: int | None, instance: int) -> None:
     """What a job printed."""
-    _copy_log(client(context), job, attempt, instance, follow)
+    if not _copy_log(client(context), job, attempt, instance, follow):
+        click.echo(f"It has printed nothing yet. Why: sublet why {job}", err=True)
 
 
-def _copy_log(server: Client, job: str, attempt: int | None, instance: int, follow: bool) -> None:
+def _copy_log(server: Client, job: str, attempt: int | None, instance: int, follow: bool) -> int:
+    """Bytes copied."""
     query = {"attempt": attempt, "instance": instance, "follow": "true" if follow else None}
-    out = sys.stdout.buffer
+    out, copied = sys.stdout.buffer, 0
     with server.stream(f"{API}/jobs/{segment(job)}/logs", query) as chunks:
         for chunk in chunks:
-            out.write(chunk)
+            copied += out.write(chunk)
             out.flush()
+    return copied
 
 
 @click.command()

@@ -146,8 +146,9 @@ class _Life:
         try:
             yield
         finally:
-            end()
-            thread.join()
+            while thread.is_alive():  # a wake-up that comes just before the part waits would be missed
+                end()
+                thread.join(0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,11 +44,12 @@ class Expected:
         self._came.wait(within_ms / 1000)
         if self._entry is not None:
             return self._entry
-        raise self._trouble or Unavailable(
-            what="The server has not written it down yet.",
-            why=f"It waited {within_ms // 1000} s for its controller.",
-            hint="Look whether it was done (sublet ls) before you try again.",
-            code="busy",
+        trouble = self._trouble
+        raise Unavailable(
+            what=trouble.what if trouble else "The server has not written it down yet.",
+            why=trouble.why if trouble else f"It waited {within_ms // 1000} s for its controller.",
+            hint="The server goes on trying: look with sublet ls before you ask again.",
+            code=trouble.code if trouble else "busy",
         )
 
 

@@ -36,6 +36,7 @@ from sublet.service.views import (
 
 MAX_PAGE = 1_000
 LIVE = tuple(state.value for state in JobState if not state.is_final)
+HOLDING = ("starting", "running", "leaving", "stopping")  # the shown states of a job that holds a lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,8 @@ class JobFilter:
 
 def jobs(desk: Desk, wanted: JobFilter, limit: int, cursor: str | None) -> Page[JobView]:
     """Newest first. The cursor is the id of the last job looked at."""
-    states = () if wanted.all_states or wanted.states else LIVE
+    stored = sorted({"running" if state in HOLDING else state for state in wanted.states})
+    states = stored or (() if wanted.all_states else LIVE)
     found: list[JobView] = []
     while len(found) < limit:
         records = desk.feed.jobs(states=states, limit=MAX_PAGE, before=cursor)

@@ -189,7 +189,7 @@ def shown_nodes(lease: Lease | None) -> tuple[str, ...] | None:
 
 def job_view(record: JobRecord, now_ms: int, note: str) -> JobView:
     request, tolerance = record.request, record.request.fault_tolerance
-    since = since_ms(record)
+    since, budget = since_ms(record), tolerance.max_restarts if tolerance.enabled else 0
     return JobView(
         id=request.id,
         name=request.name,
@@ -207,8 +207,8 @@ def job_view(record: JobRecord, now_ms: int, note: str) -> JobView:
         since_seconds=max(0, now_ms - since) // 1000,
         attempt=record.attempt,
         nodes=shown_nodes(record.lease),
-        restarts=record.failures_since_checkpoint,
-        max_restarts=tolerance.max_restarts if tolerance.enabled else 0,
+        restarts=min(record.failures_since_checkpoint, budget),  # the failure that ends the job restarts nothing
+        max_restarts=budget,
         preemptions=record.preemptions,
         note=note,
     )

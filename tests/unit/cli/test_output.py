@@ -72,7 +72,6 @@ SHOWN = {
     "events-of-a-job": ["events", "--job", "job_1"],
     "events-preempted": ["events", "--type", "preempted", "-o", "json"],
     "logs": ["logs", "eval"],
-    "help": ["--help"],
     "submit-help": ["submit", "--help"],
 }
 

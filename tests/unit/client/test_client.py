@@ -26,13 +26,25 @@ def answering(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
         def act() -> None:
             connection, _ = listener.accept()
             with connection:
-                asked.append(connection.recv(65_536))
+                asked.append(_request(connection))
                 connection.sendall(answer)
 
         thread = threading.Thread(target=act)
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
         thread.join()
+
+
+def _request(connection: socket.socket) -> bytes:
+    """Head and body, in whatever pieces they come."""
+    said = b""
+    while b"\r\n\r\n" not in said:
+        said += connection.recv(65_536)
+    head, _, body = said.partition(b"\r\n\r\n")
+    length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+    while len(body) < length:
+        body += connection.recv(65_536)
+    return head + b"\r\n\r\n" + body
 
 
 def reply(status: int, body: bytes, more: str = "") -> bytes:
@@ -103,7 +115,7 @@ def test_where_the_server_is(tmp_path: Path) -> None:
     assert server_url("127.0.0.1:1", environment) == "http://127.0.0.1:1"
     assert server_url(None, {**environment, "SUBLET_SERVER": "http://a/"}) == "http://a"
     with pytest.raises(
-        Unavailable, match="No server is known. There is no note of one in .*server.json. Start one with"
+        Unavailable, match=r"No server is known. There is no note of one in .*server.json. Start one with"
     ):
         server_url(None, environment)
     (tmp_path / "server.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')

@@ -17,7 +17,7 @@ def listening(world: World) -> Iterator[str]:
     health = Health(version="1.2.3", checks={"controller": lambda: "" if world.controller.is_ready else "it rests"})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            create_app(world.desk, health), log_level="error", lifespan="off", timeout_graceful_shutdown=0
+            create_app(world.desk, health), log_level="error", lifespan="off", timeout_graceful_shutdown=1
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: server.run(sockets=[listener]))

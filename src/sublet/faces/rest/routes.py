@@ -4,7 +4,7 @@ One rule: what a route returns is what the service returned.
 """
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -47,6 +47,7 @@ def user_of(x_sublet_user: Annotated[str, Header()] = "") -> str:
 
 At = Annotated[Desk, Depends(desk_of)]
 User = Annotated[str, Depends(user_of)]
+State = Literal["waiting", "starting", "running", "leaving", "stopping", "succeeded", "failed", "stopped"]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
@@ -85,8 +86,8 @@ def list_jobs(
     desk: At,
     quota: str = "",
     user: str = "",
-    state: Annotated[list[str] | None, Query()] = None,
-    idle: str = "",
+    state: Annotated[list[State] | None, Query()] = None,
+    idle: Literal["", "in_quota", "not_in_quota"] = "",
     all_states: bool = False,
     limit: Limit = 1000,
     cursor: str | None = None,
