@@ -133,7 +133,7 @@ def known(entry: Any, kind: str, where: str) -> Any:
 
 def read_rules(defaults: Mapping[str, Any]) -> Rules:
     names = ("grace", "max_grace", "reclaim_delay", "cooldown", "max_cooldown", "kill_timeout")
-    given = {f"{n}_ms": milliseconds(defaults[n], f"defaults.{n}") for n in names if n in defaults}
+    given: dict[str, Any] = {f"{n}_ms": milliseconds(defaults[n], f"defaults.{n}") for n in names if n in defaults}
     return Rules(**given)
 
 

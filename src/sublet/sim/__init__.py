@@ -1,0 +1,1 @@
+"""Simulated time: scenarios, job streams and what is measured on them. Nothing in production imports this."""
