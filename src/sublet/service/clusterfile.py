@@ -4,7 +4,7 @@ One rule: it says what shall be; a quota that it does not name is left as it is.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 from sublet.domain.nodes import DEFAULT_TENANT, Node
@@ -105,5 +105,13 @@ def _nominal(section: Section) -> Mapping[str, int] | None:
 
 
 def _rules(section: Section) -> Rules:
-    said: dict[str, Any] = {key: section.duration_ms(key) for key in RULES}
-    return Rules(**{f"{key}_ms": value for key, value in said.items() if value is not None})
+    given = [item for item in fields(Rules) if section.has(item.name.removesuffix("_ms"))]
+    return Rules(**{item.name: _rule(section, item) for item in given})
+
+
+def _rule(section: Section, item: Field[Any]) -> Any:
+    if item.name.endswith("_ms"):
+        return section.duration_ms(item.name.removesuffix("_ms"))
+    if item.type is bool:
+        return section.flag(item.name, bool(item.default))
+    return section.whole(item.name, low=0, high=MAX_GPU)
