@@ -150,8 +150,26 @@ def fingerprint(core: Core) -> tuple[object, ...]:
     state = core.state
     nodes = tuple((n, b.state, b.free, b.leaving, b.earmarked, b.idle, b.avail) for n, b in sorted(state.nodes.items()))
     quotas = tuple(
-        (name, tuple(sorted(q.nominal.items())), tuple(sorted((k, v) for k, v in q.used.items() if v)), q.closed, q.head)
+        (
+            name,
+            tuple(sorted(q.nominal.items())),
+            tuple(sorted((k, v) for k, v in q.used.items() if v)),
+            q.closed,
+            q.head,
+        )
         for name, q in sorted(state.quotas.items())
     )
-    pools = tuple((key, p.available, p.capacity, p.idle, p.guaranteed) for key, p in sorted(state.pools.items()) if p.nodes)
+    pools = tuple(
+        (key, p.available, p.capacity, p.idle, p.guaranteed) for key, p in sorted(state.pools.items()) if p.nodes
+    )
     return (tuple(core.jobs()), nodes, quotas, pools, state.now_ms, state.rules)
+
+
+def difference(before: tuple[object, ...], after: tuple[object, ...]) -> list[object]:
+    """What is in one and not in the other, for a message one can read."""
+    if before == after:
+        return []
+    if len(before) == len(after) and all(isinstance(part, tuple) for part in (*before, *after)):
+        return [d for old, new in zip(before, after, strict=True) for d in difference(old, new)]  # type: ignore[arg-type]
+    found: list[object] = [("before", part) for part in before if part not in after]
+    return [*found, *(("after", part) for part in after if part not in before)] or ["another order"]

@@ -81,8 +81,6 @@ def _quotas(state: State) -> Iterator[str]:
             recount = (used[at], idle[at], leaving[at], claimed[at])
             if books != recount:
                 yield f"quota {quota.name} has (used, idle, leaving, claimed) {books} of {spec}, a recount {recount}"
-            if quota.used.get(spec, 0) > quota.nominal.get(spec, 0):
-                yield f"quota {quota.name} uses {quota.used[spec]} GPU of {spec}, promised {quota.nominal.get(spec, 0)}"
         if any(quota.reserved.values()):
             yield f"quota {quota.name} keeps a reservation from a pass that is over"
 
@@ -165,6 +163,9 @@ def _closed(state: State) -> Iterator[str]:
 
 
 def _overclaimed(quota: QuotaBook) -> Iterator[str]:
+    for spec in quota.used:
+        if quota.used[spec] > quota.nominal.get(spec, 0):
+            yield f"quota {quota.name} uses {quota.used[spec]} GPU of {spec}, promised {quota.nominal.get(spec, 0)}"
     for spec in quota.claimed:
         free = quota.nominal.get(spec, 0) - quota.used.get(spec, 0) + quota.leaving.get(spec, 0)
         if quota.claimed[spec] > max(0, free):

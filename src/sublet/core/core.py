@@ -8,9 +8,10 @@ No clock, no chance, no I/O: time is a number in the event, and the same events 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from sublet.core import capacity, lifecycle, records
+from sublet.core import capacity, lifecycle, records, reserve, whatif
 from sublet.core.explain import Explanation, explain, show_reasons
 from sublet.core.queue import age, delist, enlist
 from sublet.core.schedule import schedule
@@ -169,7 +170,22 @@ class Core:
     def why(self, job_id: str) -> Explanation | None:
         """Why it waits, or what may happen to it; None when no such job is in the books."""
         job = self.state.jobs.get(job_id)
-        return None if job is None else explain(self.state, job)
+        if job is None:
+            return None
+        told = explain(self.state, job)
+        return told if job.live else replace(told, would_change=tuple(one.text for one in self.advice(job_id)))
+
+    def advice(self, job_id: str) -> tuple[whatif.Advice, ...]:
+        """What would set a waiting job going, each with the events that were tried."""
+        return whatif.advice(self.state, self.handle, self.state.jobs[job_id])
+
+    def plan(self, request: JobRequest, at_ms: int) -> whatif.Plan:
+        """The dry run: what the submission would do at `at_ms`. Nothing changes."""
+        return whatif.plan(self.state, self.handle, request, at_ms)
+
+    def what_if(self, events: Iterable[Event], at_ms: int) -> tuple[Effect, ...]:
+        """All that would follow from these events at `at_ms`: who starts, who is told to leave, what waits and why."""
+        return whatif.effects_of(self.state, self.handle, tuple(events), at_ms)
 
     def may_accept(self, request: JobRequest) -> Reason | None:
         """Why the request must be refused at the door, or None. Stricter than an event: nodes may join later."""
@@ -287,7 +303,6 @@ class Core:
             book = state.add_quota(quota)
         self._edit(book, quota, closed=False)
         state.emit(MarkQuota(quota=quota.name, nominal=dict(book.nominal)))
-        self._cut()
 
     def _quota_deleted(self, event: QuotaDeleted) -> None:
         book = self.state.quotas.get(event.name)
@@ -295,7 +310,6 @@ class Core:
             return
         self._edit(book, book.quota, closed=True)
         self.state.emit(MarkQuota(quota=event.name))
-        self._cut()
 
     def _edit(self, book: QuotaBook, quota: Quota, *, closed: bool) -> None:
         state, before, was_closed, was_implicit = self.state, book.quota, book.closed, book.implicit
@@ -308,14 +322,20 @@ class Core:
         book.quota, book.closed, book.implicit = quota, closed, False
         book.lend_max, book.borrow_max = quota.lend_max, quota.borrow_max
         state.dirty_quotas[book.name] = None
+        state.may_be_cut = True
         capacity.refresh(state)
+        if quota.strategy is not before.strategy:
+            for job in [one for one in state.jobs.values() if one.quota is book]:
+                self._age_anew(job)
 
     def _cut(self) -> None:
         """Where more is used than promised now, the newest leases are guaranteed no longer."""
         state = self.state
+        if not state.may_be_cut:
+            return
+        state.may_be_cut, state.is_unsettled = False, True
         for book in sorted(state.quotas.values(), key=lambda one: (-len(one.path), one.name)):
             lifecycle.downgrade_to_fit(state, book)
-        state.is_unsettled = True
 
     # ---- events of nodes
 
@@ -372,7 +392,7 @@ class Core:
         lifecycle.node_gone(state, book, NodeState.LOST)
         for job in sorted(state.claims.values(), key=lambda one: one.key):
             if job.claim is not None and book.name in job.claim.nodes:
-                lifecycle.drop_claim(state, job)
+                lifecycle.drop_claim(state, job, is_firm=True)
         state.on_undo(lambda: state.put_back(book))
         state.drop_node(book)
 
@@ -380,6 +400,7 @@ class Core:
 
     def _tick(self, event: Tick) -> None:
         self._fall_due()
+        self._cut()
         schedule(self.state)
         show_reasons(self.state)
 
@@ -389,6 +410,9 @@ class Core:
             _, kind, name, attempt = due
             if kind == "balance":
                 state.epoch += 1
+                continue
+            if kind == "fade":
+                reserve.fall_due(state)
                 continue
             job = state.jobs.get(name)
             if job is None:
@@ -405,10 +429,10 @@ class Core:
                 enlist(state, job)
                 state.fresh.setdefault(job.id, job)
             elif kind == "age":
-                self._age_held(job)
+                self._age_anew(job)
 
-    def _age_held(self, job: JobBook) -> None:
-        """It runs or has a claim: its rank rises all the same, for the order of upgrades and claims is the same."""
+    def _age_anew(self, job: JobBook) -> None:
+        """Whether it waits or runs: the order of upgrades and claims is the same."""
         state = self.state
         state.touch(job)
         delist(state, job)
@@ -428,6 +452,8 @@ class Core:
 
     def _is_due_ever(self, due: tuple[int, str, str, int]) -> bool:
         _, kind, name, attempt = due
+        if kind == "fade":
+            return bool(self.state.memory)
         if kind == "balance":
             quota = self.state.quotas.get(name)
             return quota is not None and bool(quota.head)

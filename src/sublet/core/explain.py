@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sublet.core import capacity, placement
+from sublet.core import capacity, placement, reserve
 from sublet.core.queue import ahead_of
-from sublet.core.schedule import is_delayed
-from sublet.core.state import JobBook, Key, Pool, State
+from sublet.core.schedule import is_delayed, loan
+from sublet.core.state import JobBook, JobClass, Key, Pool, State
 from sublet.domain.effects import ShowReasons
 from sublet.domain.jobs import IdlePolicy, JobRequest
 from sublet.domain.leases import LeaseKind
@@ -122,8 +122,10 @@ def _idle(state: State, job: JobBook, pools: list[Pool]) -> list[ReasonCode]:
     if not open_pools:
         limited = any(capacity.is_borrow_limited(job.quota, pool, least) for pool in pools)
         return [*found, ReasonCode.BORROW_LIMIT if limited else ReasonCode.IDLE_TOO_SMALL]
-    if any(_fits_now(pool, job) for pool in open_pools):
+    if any(loan(state, job, pool) is not None for pool in open_pools):
         return found  # the cooldown or the order of the queue keeps it
+    if any(_fits_now(pool, job) for pool in open_pools):
+        return [*found, ReasonCode.EARMARKED]  # for owners who lately took capacity back
     if all(pool.available < least for pool in open_pools):
         kept = any(pool.free >= least for pool in open_pools)
         return [*found, ReasonCode.EARMARKED] if kept else [*found, ReasonCode.IDLE_TOO_SMALL]
@@ -172,8 +174,11 @@ def reason(state: State, job: JobBook, code: ReasonCode) -> Reason:
         if code is ReasonCode.BORROW_LIMIT:
             numbers["limit"] = min(q.borrow_max for q in quota.path if q.borrow_max is not None)
         if code is ReasonCode.EARMARKED:
-            numbers["kept"] = sum(node.earmarked for node in pool.unsettled.values())
+            single, whole = reserve.kept(state, pool)
+            kept = sum(node.avail for node in reserve.emptiest(pool, whole)) + single
+            numbers["kept"] = sum(node.earmarked for node in pool.unsettled.values()) + kept
             subjects = tuple(one.id for one in sorted(state.claims.values(), key=lambda one: one.key))[:3]
+            subjects += reserve.owners(state, pool) if kept else ()
     elif code is ReasonCode.RECLAIM_NOT_ENOUGH:
         numbers["could"] = sum(level * count for level, count in pool.potentials.items())
     elif code is ReasonCode.RECLAIMING:
@@ -226,7 +231,7 @@ def show_reasons(state: State) -> None:
     changed: list[tuple[Key, JobBook, tuple[ReasonCode, ...]]] = []
     for quota in state.quotas.values():
         for cls in quota.classes.values():
-            stamp = (cls.hopeless, cls.no_plan, cls.no_loan, quota.barrier, quota.idle_barrier, state.epoch)
+            stamp = _explained_by(state, cls)
             if cls.is_upgrade or stamp == cls.explained:
                 continue
             cls.explained = stamp
@@ -235,6 +240,13 @@ def show_reasons(state: State) -> None:
     changed += [(job.key, job, (ReasonCode.RECLAIMING,)) for job in state.claims.values()]
     for _, job, now in sorted(changed, key=lambda one: one[0]):
         tell(state, job, now)
+
+
+def _explained_by(state: State, cls: JobClass) -> tuple[object, ...]:
+    """Differs whenever the codes of the class might."""
+    quota, first = cls.quota, cls.jobs[0][1]
+    moves = sum(state.pool_of(first, spec).moves for spec in first.request.specs)
+    return (moves, quota.root.moves, state.epoch, quota.barrier, quota.idle_barrier, len(cls.jobs) > 1)
 
 
 def tell(state: State, job: JobBook, now: tuple[ReasonCode, ...]) -> None:

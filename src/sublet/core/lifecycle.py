@@ -35,7 +35,7 @@ def grant(state: State, job: JobBook, kind: LeaseKind, spec: str, gpus: tuple[in
     state.touch(job)
     delist(state, job)
     state.fresh.pop(job.id, None)
-    job.claim = None
+    job.claim, job.was_claimed = None, False
     job.clear_lease()
     job.attempt += 1
     job.reasons = ()
@@ -55,6 +55,8 @@ def hold(state: State, job: JobBook, kind: LeaseKind, spec: str, gpus: tuple[int
     if kind is LeaseKind.GUARANTEED:
         for level in job.quota.path:
             level.asked_ms = state.now_ms
+        if state.memory:  # less may be asked for, so less is kept
+            state.pool_of(job, spec).version += 1
     state.changes += 1
 
 
@@ -229,6 +231,7 @@ def ask_stop(state: State, job: JobBook) -> None:
 
 def instance_ended(state: State, job: JobBook, event: InstanceEnded) -> None:
     """Its processes are confirmed gone."""
+    state.touch(job)
     outcome = _outcome_of(job, event)
     if job.exit_code is None or (outcome is Outcome.FAILED and job.broken is None):
         job.exit_code = event.exit_code
@@ -377,13 +380,13 @@ def make_claim(state: State, job: JobBook, claim: Claim) -> None:
     state.changes += 1
 
 
-def drop_claim(state: State, job: JobBook) -> None:
-    """Back among those who wait; its notices are settled when the instant closes."""
+def drop_claim(state: State, job: JobBook, *, is_firm: bool = False) -> None:
+    """Back among those who wait; its notices are settled when the instant closes. `is_firm`: it still comes first."""
     if job.claim is None:
         return
     state.touch(job)
     delist(state, job)
-    job.claim = None
+    job.claim, job.was_claimed = None, is_firm
     enlist(state, job)
     state.fresh[job.id] = job
     state.is_unsettled = True

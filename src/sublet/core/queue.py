@@ -29,12 +29,15 @@ def enlist(state: State, job: JobBook) -> None:
     elif job.retry_ms <= state.now_ms:
         is_cooling = job.eligible_ms > state.now_ms and job.idle_policy is not IdlePolicy.NEVER
         _insert(job, _class_key(job, is_cooling), is_upgrade=False)
+        if job.was_claimed:
+            state.firm[job.id] = job
 
 
 def delist(state: State, job: JobBook) -> None:
     """The opposite, before the fields change."""
     if job.cls is not None:
         _remove(job)
+        state.firm.pop(job.id, None)
     if job.live:
         if job.notices:
             state.noticed.pop(job.id, None)
@@ -143,11 +146,11 @@ def keep_head(state: State, quota: QuotaBook) -> None:
 
 
 def age(state: State, job: JobBook) -> None:
-    """Intelligent: raise what waits, and say when to look again."""
-    if job.quota.quota.strategy is not Strategy.INTELLIGENT or job.request.priority >= AGES_TO:
-        return
-    steps = (state.now_ms - job.submitted_ms) // AGES_EVERY_MS
-    job.rank = min(AGES_TO, job.request.priority + steps)
+    """Intelligent: raise what waits, and say when to look again. Under the other strategies nobody ages."""
+    job.rank = job.request.priority
+    if job.quota.quota.strategy is Strategy.INTELLIGENT and job.rank < AGES_TO:
+        steps = (state.now_ms - job.submitted_ms) // AGES_EVERY_MS
+        job.rank = min(AGES_TO, job.rank + steps)
+        if job.rank < AGES_TO:
+            state.remind(job.submitted_ms + (steps + 1) * AGES_EVERY_MS, "age", job.id)
     job.key = (-job.rank, job.submitted_ms, job.id)
-    if job.rank < AGES_TO:
-        state.remind(job.submitted_ms + (steps + 1) * AGES_EVERY_MS, "age", job.id)

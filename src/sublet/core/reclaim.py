@@ -41,7 +41,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Proof:
     """Proven: with these gone the job stands on these nodes."""
 
     spec: str
@@ -82,7 +82,8 @@ def lost_ms(state: State, job: JobBook) -> int:
 def whole(state: State, job: JobBook) -> Unit:
     """The job with all instances that nobody told to leave yet."""
     lost = lost_ms(state, job) * job.held
-    restart = state.rules.restart_cost_ms * job.held if job.begun_ms is not None or job.began else 0
+    rules, has_begun = state.rules, job.begun_ms is not None or bool(job.began)
+    restart = rules.restart_cost_ms * job.held + rules.eviction_cost_gpu_ms if has_begun else 0
     staying = tuple(i for i in job.live if i not in job.leaving) if job.leaving else job.live
     return Unit(job=job, instances=staying, cost=lost + restart, lost_gpu_ms=lost)
 
@@ -208,7 +209,7 @@ class Search:
             touched = {name}
             for unit in found[1]:
                 self.take(unit)
-                touched.update(node for node, _ in unit.frees())
+                touched.update(unit.job.nodes)
             self.room[name] -= size
             left[name] += size
             for one in sorted(touched):
@@ -304,7 +305,7 @@ def may_fit(pool: Pool, job: JobBook, sizes: Sequence[int]) -> bool:
     return has_large and total >= wanted and slots >= len(sizes)
 
 
-def plan(state: State, pool: Pool, job: JobBook) -> Plan | None:
+def plan(state: State, pool: Pool, job: JobBook) -> Proof | None:
     """The best proven way to make room for the job in this pool, or None. Changes nothing."""
     sizes = job.request.least_sizes
     if not may_fit(pool, job, sizes):
@@ -318,7 +319,7 @@ def plan(state: State, pool: Pool, job: JobBook) -> Plan | None:
 
 
 def _plan_on(state: State, pool: Pool, job: JobBook, sizes: tuple[int, ...], nodes: Iterable[NodeBook],
-             units: dict[str, Unit]) -> Plan | None:  # fmt: skip
+             units: dict[str, Unit]) -> Proof | None:  # fmt: skip
     search = Search(state, pool, job, sizes, nodes, units)
     placed = search.fits()
     if placed is None:
@@ -330,7 +331,7 @@ def _plan_on(state: State, pool: Pool, job: JobBook, sizes: tuple[int, ...], nod
         placed = search.fits()
         if placed is None:
             return None
-    return Plan(spec=pool.spec, gpus=sizes, nodes=placed, victims=tuple(sorted(search.chosen, key=lambda u: u.order)))
+    return Proof(spec=pool.spec, gpus=sizes, nodes=placed, victims=tuple(sorted(search.chosen, key=lambda u: u.order)))
 
 
 def _worth_a_look(state: State, pool: Pool, job: JobBook, sizes: tuple[int, ...],
@@ -369,7 +370,7 @@ def _is_enough(nodes: Iterable[NodeBook], sizes: tuple[int, ...]) -> bool:
 # ---- in-quota preemption
 
 
-def plan_inside(state: State, pool: Pool, job: JobBook) -> Plan | None:
+def plan_inside(state: State, pool: Pool, job: JobBook) -> Proof | None:
     """Room by guaranteed jobs of lower priority of the same quota tree; changes nothing."""
     candidates = [
         one
@@ -385,7 +386,7 @@ def plan_inside(state: State, pool: Pool, job: JobBook) -> Plan | None:
 
 
 def _inside_on(state: State, pool: Pool, job: JobBook, nodes: Iterable[NodeBook],
-               candidates: Sequence[JobBook]) -> Plan | None:  # fmt: skip
+               candidates: Sequence[JobBook]) -> Proof | None:  # fmt: skip
     search = Search(state, pool, job, job.request.least_sizes, nodes, {})
     units = sorted((whole(state, one) for one in candidates), key=_inside_order)
     for unit in units:
@@ -400,7 +401,7 @@ def _inside_on(state: State, pool: Pool, job: JobBook, nodes: Iterable[NodeBook]
             search.take(unit)
     placed = search.fits()
     assert placed is not None
-    return Plan(spec=pool.spec, gpus=search.sizes, nodes=placed, victims=tuple(search.chosen))
+    return Proof(spec=pool.spec, gpus=search.sizes, nodes=placed, victims=tuple(search.chosen))
 
 
 def _inside_order(unit: Unit) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sublet.core import capacity
+from sublet.core import capacity, reserve
 from sublet.core.lifecycle import lease_of
 from sublet.core.queue import age, enlist
 from sublet.core.state import Claim, JobBook, State
@@ -49,6 +49,8 @@ def _extra(job: JobBook) -> str:
         extra["streak"] = job.streak
     if job.errors:
         extra["errors"] = job.errors
+    if job.was_claimed:
+        extra["was_claimed"] = True
     if job.claim is not None:
         c = job.claim
         extra["claim"] = {"spec": c.spec, "nodes": c.nodes, "gpus": c.gpus, "since_ms": c.since_ms}
@@ -80,7 +82,11 @@ def core_text(state: State) -> str:
     asked = {q.name: q.asked_ms for q in state.quotas.values() if q.asked_ms >= 0}
     if not (heads or drained or asked):
         return ""
-    return json.dumps({"asked": asked, "drained": drained, "heads": heads}, sort_keys=True)
+    kept: dict[str, Any] = {"asked": asked, "drained": drained, "heads": heads}
+    if state.memory_since_ms >= 0:
+        lines = [[*key, amount] for key, amount in sorted(state.memory.items())]
+        kept["reserve"] = {"since_ms": state.memory_since_ms, "step": state.memory_step, "memory": lines}
+    return json.dumps(kept, sort_keys=True)
 
 
 def restore(state: State, snapshot: Snapshot) -> None:
@@ -110,9 +116,11 @@ def restore(state: State, snapshot: Snapshot) -> None:
     for name, asked_ms in extra["asked"].items():
         if name in state.quotas:
             state.quotas[name].asked_ms = asked_ms
+    if "reserve" in extra:
+        reserve.restore(state, **extra["reserve"])
     state.core_text = snapshot.core
     state.dirty_jobs, state.dirty_nodes, state.dirty_quotas = {}, {}, {}
-    state.is_unsettled = True
+    state.is_unsettled = state.may_be_cut = True
 
 
 def _restore_job(state: State, record: JobRecord) -> None:
@@ -123,6 +131,7 @@ def _restore_job(state: State, record: JobRecord) -> None:
     job.preemptions, job.eligible_ms, job.retry_ms = record.preemptions, record.eligible_ms, record.retry_ms
     job.reasons, job.history = record.reasons, record.history
     job.streak, job.errors = extra.get("streak", 0), tuple(extra.get("errors", ()))
+    job.was_claimed = extra.get("was_claimed", False)
     if "claim" in extra:
         c = extra["claim"]
         job.claim = Claim(spec=c["spec"], nodes=tuple(c["nodes"]), gpus=tuple(c["gpus"]), since_ms=c["since_ms"])

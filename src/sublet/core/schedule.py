@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from sublet.core import capacity, placement, reclaim
+from sublet.core import capacity, placement, reclaim, reserve
 from sublet.core.lifecycle import drop_claim, give_notice, grant, make_claim, readdress, upgrade, withdraw
 from sublet.core.queue import following, is_strict, keep_head
 from sublet.core.spare import spare_victims
-from sublet.core.state import Claim, JobBook, JobClass, Key, QuotaBook, State
+from sublet.core.state import Claim, JobBook, JobClass, Key, Pool, QuotaBook, State
 from sublet.domain.jobs import IdlePolicy, NoticeGiven
 from sublet.domain.leases import LeaseKind
 from sublet.domain.quotas import Strategy
@@ -45,16 +45,14 @@ def schedule(state: State) -> None:
 
 
 def _serve_claims(state: State) -> None:
-    """Start what has its room now; drop what no longer holds, it looks for a new plan at once."""
-    if not state.claims:
-        return
-    for job in sorted(state.claims.values(), key=lambda one: one.key):
-        if job.claim is None or _start_claimed(state, job):
-            continue
-        if not _still_holds(state, job):
-            drop_claim(state, job)
-            if not _start(state, job):
-                _reclaim(state, job)
+    """Start what has its room now. What a node or quota took its claim from looks for another before all others."""
+    for job in sorted([*state.claims.values(), *state.firm.values()], key=lambda one: one.key):
+        if job.claim is not None:
+            if _start_claimed(state, job) or _still_holds(state, job):
+                continue
+            drop_claim(state, job, is_firm=True)
+        if job.is_waiting and job.cls is not None and not _start(state, job):
+            _reclaim(state, job)
 
 
 def _still_holds(state: State, job: JobBook) -> bool:
@@ -297,9 +295,9 @@ def _reclaim(state: State, job: JobBook) -> bool:
     return True
 
 
-def _best_plan(state: State, job: JobBook) -> reclaim.Plan | None:
+def _best_plan(state: State, job: JobBook) -> reclaim.Proof | None:
     """Over its specs, best first: one that needs no victim, or else the first that works."""
-    if job.idle_policy is IdlePolicy.ONLY:
+    if job.idle_policy is IdlePolicy.ONLY or not state.rules.reclaim:
         return None
     found = None
     for spec in job.request.specs:
@@ -312,8 +310,10 @@ def _best_plan(state: State, job: JobBook) -> reclaim.Plan | None:
     return found
 
 
-def carry_out_plan(state: State, job: JobBook, plan: reclaim.Plan) -> None:
+def carry_out_plan(state: State, job: JobBook, plan: reclaim.Proof) -> None:
     """Notices and earmark in one step."""
+    if any(unit.job.kind is LeaseKind.IDLE for unit in plan.victims):
+        reserve.remember(state, job, plan.spec, plan.gpus)
     for unit in plan.victims:
         give_notice(state, unit.job, unit.instances, job, unit.lost_gpu_ms)
     make_claim(state, job, Claim(spec=plan.spec, nodes=plan.nodes, gpus=plan.gpus, since_ms=state.now_ms))
@@ -335,16 +335,23 @@ def _try_idle(state: State, job: JobBook) -> bool:
         return False
     for spec in job.request.specs:
         pool = state.pool_of(job, spec)
-        if pool.available < job.request.least_gpus:
-            continue
-        room = capacity.lending(job.quota, pool)
-        found = placement.place(pool, job.request, room) if room >= job.request.least_gpus else None
+        found = loan(state, job, pool)
         if found is not None:
             lenders = capacity.lenders_for(state, job.quota, pool, sum(found[0]))
             grant(state, job, LeaseKind.IDLE, spec, *found, lenders)
             return True
     cls.no_loan = stamp
     return False
+
+
+def loan(state: State, job: JobBook, pool: Pool) -> placement.Placement | None:
+    """Where the job may borrow now: beside what is kept for owners."""
+    least = job.request.least_gpus
+    if pool.available < least:
+        return None
+    with reserve.held_back(state, pool) as lendable:
+        room = min(lendable, capacity.lending(job.quota, pool))
+        return placement.place(pool, job.request, room) if room >= least else None
 
 
 # ---- in-quota preemption

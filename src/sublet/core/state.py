@@ -72,6 +72,7 @@ class NodeBook:
         if avail != self.avail:
             self.pool.move(self, self.avail, avail)
         if potential != self.potential:
+            self.pool.moves += 1
             counts = self.pool.potentials
             if self.potential > 0:
                 counts[self.potential] -= 1
@@ -89,7 +90,7 @@ class Pool:
     """The nodes of one tenant and spec: what is interchangeable."""
 
     __slots__ = (
-        "available", "capacity", "guaranteed", "idle", "index", "limited", "nodes", "not_up", "potentials", "revocable",
+        "available", "capacity", "guaranteed", "idle", "index", "limited", "moves", "nodes", "not_up", "potentials", "revocable",
         "sizes", "spec", "tenant", "unsettled", "version",
     )  # fmt: skip
 
@@ -107,6 +108,7 @@ class Pool:
         self.revocable: dict[str, JobBook] = {}  # idle leases with an instance that nobody told to leave
         self.limited: list[QuotaBook] = []  # quotas that limit what they lend
         self.version = 0  # grows when something may have become possible
+        self.moves = 0  # grows with every change
 
     @property
     def largest(self) -> int:
@@ -127,6 +129,7 @@ class Pool:
 
     def move(self, node: NodeBook, old: int, new: int) -> None:
         node.avail = new
+        self.moves += 1
         self.available += (new if new > 0 else 0) - (old if old > 0 else 0)
         self.index.move(node, old, new)
         if new > old:
@@ -138,7 +141,7 @@ class QuotaBook:
 
     __slots__ = (
         "asked_ms", "barrier", "borrow_max", "children", "claimed", "claims", "classes", "closed", "head", "head_ms",
-        "idle", "idle_barrier", "implicit", "leaving", "lend_max", "may_preempt", "name", "nominal", "own_idle",
+        "idle", "idle_barrier", "implicit", "leaving", "lend_max", "may_preempt", "moves", "name", "nominal", "own_idle",
         "own_used", "path", "quota", "reserved", "root", "used", "version", "widens_ms",
     )  # fmt: skip
 
@@ -168,7 +171,8 @@ class QuotaBook:
         self.widens_ms = -1
         self.asked_ms = -1  # when its own jobs last started or claimed
         self.may_preempt = False  # some quota on the path allows preemption inside
-        self.version = 0  # of a root: grows when something in the tree may have become possible
+        self.version = 0  # of a root: grows when something in the tree may have become possible,
+        self.moves = 0  # and with every change
 
 
 class JobClass:
@@ -230,7 +234,7 @@ class JobBook:
         "streak",
         "submitted_ms",
         "verdict",
-        "was_withdrawn",
+        "was_claimed", "was_withdrawn",
     )  # fmt: skip
 
     def __init__(self, request: JobRequest, quota: QuotaBook, submitted_ms: int) -> None:
@@ -249,6 +253,7 @@ class JobBook:
         self.eligible_ms = self.retry_ms = 0
         self.checkpoint_step: int | None = None
         self.stop_asked = False
+        self.was_claimed = False  # it had a claim that a node or quota took; it comes first, still
         self.errors: tuple[str, ...] = ()  # verdicts of the failures since the last new checkpoint
         self.clear_lease()
 
@@ -308,18 +313,22 @@ class State:
         self.quotas: dict[str, QuotaBook] = {}
         self.pools: dict[tuple[str, str], Pool] = {}
         self.claims: dict[str, JobBook] = {}
+        self.firm: dict[str, JobBook] = {}  # wait without a claim, since a node or quota took theirs: they come first
         self.noticed: dict[str, JobBook] = {}
         self.fresh: dict[str, JobBook] = {}  # wait, and have no reasons yet
         self.effects: list[Effect] = []
         self.deadlines: list[tuple[int, str, str, int]] = []  # (ms, kind, job or quota, attempt)
         self.epoch = 0  # grows when quotas, rules or time may have made something possible
         self.changes = 0  # grows with every decision: the scheduler goes on until it stands still
+        self.may_be_cut = False  # a quota changed: some guaranteed leases may be more than is promised now
         self.is_unsettled = False  # some notice may no longer be needed
         self.dirty_jobs: dict[str, JobBook] = {}
         self.dirty_nodes: dict[str, None] = {}
         self.dirty_quotas: dict[str, None] = {}
         self.dirty_rules = False
         self.core_text = ""  # as it was last handed to the store
+        self.memory: dict[tuple[str, str, bool], int] = {}  # see reserve.py: (quota, spec, whole nodes) -> thousandths
+        self.memory_step = self.memory_since_ms = -1
         self.before: dict[str, tuple[JobBook, tuple[object, ...]] | None] | None = None
         self.undo: list[Callable[[], None]] = []
 
@@ -390,6 +399,8 @@ class State:
 
     def _count_quota(self, job: JobBook, total: int, noticed: int) -> None:
         spec, quota, pool = job.spec, job.quota, self.pool_of(job, job.spec)
+        pool.moves += 1
+        quota.root.moves += 1
         if job.kind is LeaseKind.GUARANTEED:
             pool.guaranteed += total
             add(quota.own_used, spec, total)
@@ -414,6 +425,7 @@ class State:
             node.earmarked += sign * gpus
             node.reindex()
         total = sign * sum(claim.gpus)
+        job.quota.root.moves += 1
         for level in job.quota.path:
             add(level.claimed, claim.spec, total)
         if sign > 0:
@@ -438,6 +450,7 @@ class State:
             node.pool.not_up[node.name] = node
         node.reindex()
         node.pool.version += 1
+        node.pool.moves += 1
 
     def add_node(self, node: Node, state: NodeState = NodeState.UP) -> NodeBook:
         pool = self.pool(node.tenant, node.spec)

@@ -16,7 +16,15 @@ def trial(state: State) -> Iterator[None]:
     """Whatever is done to the state inside is taken back at the end. Not to be nested."""
     if state.is_trial:
         raise Broken(what="A trial was begun within a trial.", hint="Report this.", code="nested_trial")
-    kept = (state.now_ms, state.effects, state.is_unsettled, state.dirty_rules, state.rules, state.changes)
+    kept = (
+        state.now_ms,
+        state.effects,
+        state.is_unsettled,
+        state.dirty_rules,
+        state.rules,
+        state.changes,
+        state.may_be_cut,
+    )
     dirty = (dict(state.dirty_jobs), dict(state.dirty_nodes), dict(state.dirty_quotas))
     deadlines, fresh = list(state.deadlines), dict(state.fresh)
     heads = [(q, q.barrier, q.head, q.head_ms, q.asked_ms) for q in state.quotas.values()]
@@ -25,7 +33,8 @@ def trial(state: State) -> Iterator[None]:
         yield
     finally:
         _take_back(state)
-        state.now_ms, state.effects, state.is_unsettled, state.dirty_rules, state.rules, state.changes = kept
+        state.now_ms, state.effects, state.is_unsettled, state.dirty_rules = kept[:4]
+        state.rules, state.changes, state.may_be_cut = kept[4:]
         state.dirty_jobs, state.dirty_nodes, state.dirty_quotas = dirty
         state.deadlines, state.fresh = deadlines, fresh
         for quota, barrier, head, head_ms, asked_ms in heads:
