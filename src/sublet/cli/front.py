@@ -13,7 +13,6 @@ import click
 
 from sublet.domain.errors import Broken, Refused, SubletError, Unavailable
 
-EXIT_ENDED_BADLY = 1  # the thing asked for ended badly
 EXIT_REFUSED = 2  # refused, or wrong usage
 EXIT_BROKEN = 70  # our fault
 EXIT_UNAVAILABLE = 75  # try again
@@ -31,6 +30,7 @@ COMMANDS = {  # name: (module:attribute, how its help begins)
     "quota": ("sublet.cli.quota:quota", "Who is promised what, and where it is now."),
     "node": ("sublet.cli.node:node", "The machines."),
     "job": ("sublet.cli.job:job", "Jobs: the same commands under one noun."),
+    "demo": ("sublet.cli.demo:command", "The whole idea on this machine, with real training, in a minute or two."),
     "simulate": ("sublet.cli.simulate:command", "Run a scenario in simulated time."),
     "server": ("sublet.cli.serve:server", "Run the server for the nodes and quotas that --config describes."),
     "version": ("sublet.cli.version:version", "Versions of this program and of the server."),

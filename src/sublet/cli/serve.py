@@ -23,8 +23,8 @@ from sublet.client.find import NOTE, data_directory
 from sublet.domain.errors import Broken, Refused, Unavailable
 from sublet.domain.nodes import Node
 from sublet.domain.quotas import Quota
+from sublet.service.settings import DEFAULT_PORT, Cluster, Settings
 
-DEFAULT_PORT = 7788
 EXIT_INTERRUPTED = 130
 PRETENDED = tuple(Node(name=name, spec="demo", gpu=2, tenant="demo") for name in ("n1", "n2"))
 PROMISED = tuple(Quota(name=name, tenant="demo", nominal={"demo": 2}) for name in ("team-a", "team-b"))
@@ -63,14 +63,12 @@ def server(data: Path | None, port: int, config: str | None) -> int:
 
 
 def _serve(data: Path | None, port: int, config: str | None, pretends: bool) -> int:
-    from sublet.service.settings import Cluster, Settings
-
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     cluster = _read_config(config) if config else Cluster()
     return run(Settings(data=(data or data_directory(os.environ)).absolute(), port=port, cluster=cluster), pretends)
 
 
-def _read_config(file: str) -> Any:
+def _read_config(file: str) -> Cluster:
     from sublet.service import clusterfile
 
     try:
@@ -79,7 +77,7 @@ def _read_config(file: str) -> Any:
         raise Refused(what=f"{file} cannot be read.", why=f"The system says: {error}.", code="file") from error
 
 
-def run(settings: Any, pretends: bool) -> int:
+def run(settings: Settings, pretends: bool) -> int:
     """Serves until a signal ends it, then 130 after Ctrl-C and 0 otherwise.
 
     Unavailable or Refused when it cannot begin, Broken when the controller ended by itself.
@@ -158,7 +156,7 @@ class _Parts:
     app: Any
 
 
-def _put_together(store: Any, settings: Any, pretends: bool) -> _Parts:
+def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
     from importlib.metadata import version
 
     from sublet.controller.loop import Controller
@@ -171,7 +169,7 @@ def _put_together(store: Any, settings: Any, pretends: bool) -> _Parts:
     feed = Feed(store)
     feed.load()
     cluster = _whole_cluster(feed, settings.cluster, pretends)
-    engine = LocalEngine(directory=settings.data / "instances", nodes=cluster.nodes)
+    engine = LocalEngine(directory=settings.data / "instances", nodes=cluster.nodes or ())
     controller = Controller(feed, engine, _Clock())
     desk = Desk(
         books=controller,
@@ -187,7 +185,7 @@ def _put_together(store: Any, settings: Any, pretends: bool) -> _Parts:
     return _Parts(controller=controller, engine=engine, app=app)
 
 
-def _whole_cluster(feed: Any, given: Any, pretends: bool) -> Any:
+def _whole_cluster(feed: Any, given: Cluster, pretends: bool) -> Cluster:
     """What the file says; where it is silent what the store remembers; in a new directory what is pretended."""
     from sublet.service.checks import check_tree
 
@@ -205,16 +203,16 @@ def _whole_cluster(feed: Any, given: Any, pretends: bool) -> Any:
     return replace(given, nodes=nodes, quotas=quotas)
 
 
-def _put_first_events(feed: Any, controller: Any, cluster: Any) -> None:
+def _put_first_events(feed: Any, controller: Any, cluster: Cluster) -> None:
     """What the configuration changes of what the store remembers; the nodes themselves are reported by the engine."""
     from sublet.domain.events import NodeRemoved, QuotaSet, RulesSet
 
     now_ms = _Clock().now_ms()
     if cluster.rules is not None and cluster.rules != feed.rules:
         controller.put(RulesSet(at_ms=now_ms, rules=cluster.rules))
-    for name in sorted(set(feed.nodes) - {node.name for node in cluster.nodes}):
+    for name in sorted(set(feed.nodes) - {node.name for node in cluster.nodes or ()}):
         controller.put(NodeRemoved(at_ms=now_ms, node=name))
-    for quota in cluster.quotas:
+    for quota in cluster.quotas or ():
         if feed.quotas.get(quota.name) != quota:
             controller.put(QuotaSet(at_ms=now_ms, quota=quota))
 

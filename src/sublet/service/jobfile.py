@@ -202,14 +202,26 @@ def _whole(section: Section, key: str, low: int, default: int) -> int:
 
 
 def _program(source: Section, checkpoint: Section, tolerance: Section, origin: Origin) -> Program:
+    launcher = source.choice("launcher", ["none", "torchrun"], "none")
     return Program(
-        command=_command(source),
+        command=_launched(_command(source), launcher),
         workdir=_workdir(source, origin),
         environment=source.texts("env"),
-        launcher=source.choice("launcher", ["none", "torchrun"], "none"),
+        launcher=launcher,
         checkpoint_dir=checkpoint.text("dir").replace("{job}", origin.job_id),
         settings=_settings(checkpoint, tolerance),
     )
+
+
+def _launched(command: tuple[str, ...], launcher: str) -> tuple[str, ...]:
+    """With torchrun it is named once, whether or not it was written: engines put it before the words of a program."""
+    if launcher != "torchrun":
+        return command
+    words = command[1:] if len(command) > 1 and command[0] == "torchrun" else command
+    if len(words) > 1:
+        return words
+    line = words[0] if len(command) == 1 else shlex.quote(words[0])
+    return (line,) if line.split()[0] == "torchrun" else (f"torchrun {line}",)
 
 
 def _workdir(source: Section, origin: Origin) -> str:

@@ -94,6 +94,22 @@ def test_a_list_of_one_is_a_program_and_no_shell_line() -> None:
     assert read("quota: q\ngpu: 1\ncommand: ['my program; rm']\n").program.command == ("'my program; rm'",)
 
 
+@pytest.mark.parametrize(
+    ("written", "command"),
+    [
+        ("train.py --fast", ("torchrun train.py --fast",)),
+        ("torchrun train.py", ("torchrun train.py",)),
+        ("[train.py]", ("torchrun train.py",)),
+        ("[train.py, --fast]", ("train.py", "--fast")),
+        ("[torchrun, train.py, --fast]", ("train.py", "--fast")),
+        ("[torchrun, train.py]", ("torchrun train.py",)),
+    ],
+)
+def test_torchrun_is_named_once(written: str, command: tuple[str, ...]) -> None:
+    """A shell line has it in front; before the words of a program the engine puts it."""
+    assert read(f"quota: q\ngpu: 1\nlauncher: torchrun\ncommand: {written}\n").program.command == command
+
+
 def test_no_stop_where_people_ask_for_it() -> None:
     text = SHORT + "fault_tolerance: {on_preempt: stop, policy: never}\n"
     assert read(text).fault_tolerance == FaultTolerance(enabled=False, policy="never")
