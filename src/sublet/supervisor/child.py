@@ -13,12 +13,14 @@ from typing import Any
 from sublet.supervisor import files, processes
 
 # The trap keeps the shell alive when the program signals its own group; a handler, unlike an ignored signal, is not
-# inherited by the program. The first line moves the shell, and so all that follows, into the instance's cgroup.
+# inherited by the program. The first line moves the shell, and so all that follows, into the instance's cgroup. What
+# the shell itself would say ("Terminated") is kept out of the program's log.
 KEEPER = """
 [ -z "$SUBLET_KEEPER_CGROUP" ] || echo $$ > "$SUBLET_KEEPER_CGROUP/cgroup.procs"
 exit_file=$1; shift; unset SUBLET_KEEPER_CGROUP
 trap : TERM INT HUP QUIT USR1 USR2
-"$@"
+exec 3>&2 2>/dev/null
+(exec "$@" 2>&3 3>&-)
 code=$?
 echo $code > "$exit_file.new" && mv "$exit_file.new" "$exit_file"
 """
@@ -30,6 +32,7 @@ class Keeper:
 
     pid: int
     descriptor: int | None
+    process: subprocess.Popen[bytes] | None = None  # when we started it ourselves
 
 
 def start(directory: str, settings: dict[str, Any]) -> Keeper:
@@ -49,7 +52,7 @@ def start(directory: str, settings: dict[str, Any]) -> Keeper:
         )
     descriptor = os.pidfd_open(process.pid)
     record(directory, process.pid)
-    return Keeper(pid=process.pid, descriptor=descriptor)
+    return Keeper(pid=process.pid, descriptor=descriptor, process=process)
 
 
 def record(directory: str, pid: int) -> None:
@@ -99,17 +102,13 @@ def exit_code(directory: str, keeper: Keeper) -> int | None:
 
 def _status(keeper: Keeper) -> int | None:
     """Of a keeper that was killed itself, when it is our own child."""
-    try:
-        pid, status = os.waitpid(keeper.pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    if pid != keeper.pid or not os.WIFSIGNALED(status):
-        return None
-    return 128 + os.WTERMSIG(status)
+    status = keeper.process.wait() if keeper.process is not None else None
+    return 128 - status if status is not None and status < 0 else None
 
 
-def terminate_leader(keeper: Keeper) -> None:
-    """SIGTERM to the program's leader alone: its data loaders must not die under it."""
+def terminate_leader(keeper: Keeper) -> bool:
+    """SIGTERM to the program's leader alone: its data loaders must not die under it. False: it is not there (yet)."""
     leader = processes.child_of(keeper.pid)
     if leader is not None:
         processes.send(leader, signal.SIGTERM)
+    return leader is not None

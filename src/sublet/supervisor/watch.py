@@ -86,8 +86,9 @@ class _Watch:
             processes.kill_all(keeper.pid, self._mark, self._settings["cgroup"])
             return LOOK_AGAIN_MS
         if now >= due.terminate_ms and self._terminated_ms != due.terminate_ms:
+            if not child.terminate_leader(keeper):
+                return LOOK_AGAIN_MS
             self._terminated_ms = due.terminate_ms
-            child.terminate_leader(keeper)
         next_ms = due.kill_ms if now >= due.terminate_ms else due.terminate_ms
         return max(1, next_ms - now)
 
