@@ -1,0 +1,74 @@
+"""Memory for copies: unnamed memory files, prefaulted. Rule: what has no name cannot leak;
+it goes with its last holder.
+"""
+
+import ctypes
+import mmap
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
+FREE, WRITING, COMPLETE = "free", "writing", "complete"
+GRAIN_BYTES = 2 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot:
+    """One copy's room as the agent knows it. What is in it is described by `copy`, the trainer's own words."""
+
+    id: int
+    fd: int
+    map: mmap.mmap
+    capacity: int
+    state: str = FREE
+    generation: int = 0  # of the copy: grows with each
+    copy: dict[str, Any] = field(default_factory=dict)  # name, step, stream_bytes, index_bytes, index_xxh3_128 …
+    wanted: bool = False  # to be on disk
+    durable: bool = False
+    sequence: int = 0  # of its commit; while not durable, of the last commit before it
+    users: int = 0  # threads that read it now
+    retry_at: float = 0.0
+    tries: int = 0
+    digests: list[str] | None = None
+    since_notice: bool = False
+
+
+def make_slot(number: int, size: int) -> Slot:
+    """A new slot, its pages present. OSError if the memory is not there."""
+    fd = os.memfd_create("sublet-checkpoint", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)
+        slot = open_slot(number, fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+    populate(slot.map, size)
+    return slot
+
+
+def open_slot(number: int, fd: int, size: int) -> Slot:
+    return Slot(id=number, fd=fd, map=mmap.mmap(fd, size), capacity=size)
+
+
+def close_slot(slot: Slot) -> None:
+    """Give the memory back as far as this process holds it. Nobody may be reading."""
+    slot.map.close()
+    os.close(slot.fd)
+
+
+def populate(area: mmap.mmap, size: int) -> None:
+    """Fault all pages in, with the interpreter's lock released; where the kernel cannot, touch each page."""
+    start = address(area)
+    if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_POPULATE_WRITE) == 0:
+        return
+    for offset in range(0, size, mmap.PAGESIZE):
+        area[offset] = area[offset]
+
+
+def address(area: mmap.mmap) -> int:
+    """Where a writable mapping lies. The mapping must outlive the use of the address."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(area))

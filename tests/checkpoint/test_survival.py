@@ -1,0 +1,174 @@
+"""Real trainers, real kills: what is complete stays, what comes back is bit for bit what was."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sublet.checkpoint import Checkpointer
+from sublet.checkpoint.store import listed
+from tests.checkpoint.conftest import Run, end_agent, is_agent, until
+from tests.checkpoint.small import crash, print_of, saved, small
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """The losses of a run that nothing disturbs and that saves nothing."""
+    import json
+    import subprocess
+    import sys
+
+    from tests.checkpoint.conftest import PROGRAMS
+
+    directory = tmp_path_factory.mktemp("plain")
+    command = [sys.executable, str(PROGRAMS / "train.py"), str(directory), "30", "every=1000", "agent=0"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    said = [json.loads(line) for line in lines]
+    return {each["step"]: each["loss"] for each in said if "loss" in each}
+
+
+def test_after_a_crash_the_next_trainer_restores_from_memory(start: Start, uninterrupted: dict[int, str]) -> None:
+    first = start(30, die_at=7, every=1, slots=3)
+    assert first.finish() == -signal.SIGKILL
+    second = start(30, every=1, slots=3)
+    assert second.finish() == 0
+    began = second.word("start")
+    assert began["tier"] == "memory" and began["start"] == 7
+    assert began["agent"] == first.word("start")["agent"]
+    assert first.losses | second.losses == uninterrupted
+    until(lambda: not is_agent(began["agent"]))
+
+
+def test_any_number_of_interruptions_leaves_the_loss_curve_as_it_was(
+    start: Start, uninterrupted: dict[int, str], tmp_path: Path
+) -> None:
+    losses: dict[int, str] = {}
+    for die_at, without_memory in ((9, False), (14, True)):
+        run = start(30, die_at=die_at, every=1, workers=2 if die_at == 9 else 0)
+        assert run.finish() == -signal.SIGKILL
+        losses |= run.losses
+        if without_memory:
+            end_agent(run.word("start")["agent"])
+    last = start(30, every=1)
+    assert last.finish() == 0
+    assert losses | last.losses == uninterrupted
+
+
+def test_an_agent_that_is_killed_costs_no_complete_copy(start: Start, tmp_path: Path) -> None:
+    run = start(30, every=1, hold_at=9, hold_file=tmp_path / "go")
+    run.hear("holding")
+    agent = run.word("start")["agent"]
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: not is_agent(agent))
+    (tmp_path / "go").touch()
+    assert run.finish() == 0
+    assert run.word("done")["durable"]
+    assert any("died" in message for message in run.word("done")["alarms"])
+    assert listed(tmp_path / "ckpt")[0][0].step >= 9
+
+
+AGENT_POINTS = [
+    "begin", "complete", "chunk-write", "data-written", "data-synced", "index-written", "before-rename", "renamed",
+    "committed", "retention-renamed",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("point", AGENT_POINTS)
+@pytest.mark.parametrize("trainer_lives", [True, False], ids=["agent", "agent and trainer"])
+def test_killed_at_any_point_there_are_never_fewer_checkpoints_and_nothing_is_left(
+    point: str, trainer_lives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 2, width=64, keep=1)
+    run = small(width=64)
+    monkeypatch.setenv("SUBLET_CHECKPOINT_FAULT", f"{point}=die")
+    ckpt = Checkpointer(tmp_path, every=1, keep=1)
+    assert ckpt._link is not None
+    loaded = ckpt.load(run.state)
+    assert loaded is not None and loaded.step == 2
+    monkeypatch.delenv("SUBLET_CHECKPOINT_FAULT")
+    run.train()
+    doomed = ckpt._link.agent_pid
+    ckpt.save_now(3, run.state)
+    until(lambda: not is_agent(doomed))
+    if trainer_lives:
+        ckpt.close()
+        assert listed(tmp_path)[0][0].step == 3
+    else:
+        crash(ckpt)
+        for pid in {doomed, ckpt._link.agent_pid}:
+            end_agent(pid)
+        assert listed(tmp_path)[0][0].step >= 2
+    again, other = small(width=64), print_of(run.state)
+    with Checkpointer(tmp_path, every=1, keep=1) as third:
+        found = third.load(again.state)
+        assert found is not None
+        if found.step == 3:
+            assert print_of(again.state) == other
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(("tmp-", "gone-"))] == []
+
+
+def test_the_agent_goes_with_the_launcher_after_writing_what_is_unwritten(tmp_path: Path) -> None:
+    import json
+    import subprocess
+    import sys
+
+    from tests.checkpoint.conftest import PROGRAMS
+
+    launcher = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    program = [sys.executable, str(PROGRAMS / "train.py"), str(tmp_path / "ckpt"), "30", "die_at=8", "every=4"]
+    done = subprocess.run([sys.executable, "-c", launcher, *program], capture_output=True, text=True, check=False)
+    agent = json.loads(done.stdout.splitlines()[0])["agent"]
+    until(lambda: not is_agent(agent))
+    assert listed(tmp_path / "ckpt")[0][0].step == 8
+
+
+def test_the_agent_goes_when_its_directory_goes(start: Start, tmp_path: Path) -> None:
+    import shutil
+
+    run = start(30, die_at=4, every=2)
+    run.finish()
+    agent = run.word("start")["agent"]
+    shutil.rmtree(tmp_path / "ckpt", ignore_errors=True)
+    shutil.rmtree(tmp_path / "ckpt", ignore_errors=True)
+    until(lambda: not is_agent(agent))
+
+
+def test_a_second_trainer_is_refused_while_the_first_one_lives(start: Start, tmp_path: Path) -> None:
+    first = start(30, every=2, hold_at=3, hold_file=tmp_path / "go")
+    first.hear("holding")
+    second = start(30, every=2)
+    assert second.finish() == 1
+    assert "in use" in second.errors()
+    (tmp_path / "go").touch()
+    assert first.finish() == 0
+
+
+def test_two_trainers_without_agents_cannot_write_one_directory(start: Start, tmp_path: Path) -> None:
+    from sublet.checkpoint.errors import Unavailable
+    from sublet.checkpoint.store import Lock
+
+    first = start(30, agent=0, every=2, hold_at=3, hold_file=tmp_path / "go")
+    first.hear("holding")
+    with pytest.raises(Unavailable, match="another trainer"):
+        Lock(tmp_path / "ckpt")
+    (tmp_path / "go").touch()
+    assert first.finish() == 0
+
+
+def test_too_little_memory_is_said_and_saves_go_to_disk_at_once(start: Start, tmp_path: Path) -> None:
+    run = start(6, every=2, width=64, env={"SUBLET_CHECKPOINT_BUDGET_BYTES": "0"})
+    assert run.finish() == 0
+    assert any("0 of 2 copies" in message for message in run.word("done")["degraded"])
+    assert [commit.step for commit in listed(tmp_path / "ckpt")[0]] == [6, 4, 2]
+
+
+def test_one_slot_is_enough(start: Start, uninterrupted: dict[int, str], tmp_path: Path) -> None:
+    first = start(30, every=3, slots=1, die_at=20)
+    assert first.finish() == -signal.SIGKILL
+    second = start(30, every=3, slots=1)
+    assert second.finish() == 0
+    assert first.losses | second.losses == uninterrupted
