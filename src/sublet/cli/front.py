@@ -32,6 +32,9 @@ COMMANDS = {  # name: (module:attribute, how its help begins)
     "job": ("sublet.cli.job:job", "Jobs: the same commands under one noun."),
     "demo": ("sublet.cli.demo:command", "The whole idea on this machine, with real training, in a minute or two."),
     "simulate": ("sublet.cli.simulate:command", "Run a scenario in simulated time."),
+    "replay": ("sublet.cli.replay:command", "Replay a job stream in simulated time."),
+    "compare": ("sublet.cli.compare:command", "Replay a job stream under two policies, side by side."),
+    "trace": ("sublet.cli.trace:command", "Job streams: import published ones, generate others."),
     "server": ("sublet.cli.serve:server", "Run the server for the nodes and quotas that --config describes."),
     "version": ("sublet.cli.version:version", "Versions of this program and of the server."),
 }
