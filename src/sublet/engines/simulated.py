@@ -37,6 +37,7 @@ class Process:
 
     ref: InstanceRef
     node: str
+    gpus: int
     begin_ms: int
     noticed_ms: int | None = None
     gone_ms: int | None = None  # when it will be gone, as things stand
@@ -80,7 +81,7 @@ class SimulatedEngine:
         self._closed: set[str] = set()  # drained, or quarantined: node_up opens it again
         self._letters: dict[str, list[Effect]] = {}  # commands to a silent node
         self._held: dict[str, list[Process]] = {}  # what ended on a silent node
-        self._unheard: dict[InstanceRef, InstanceEnded] = {}
+        self._unheard: dict[tuple[str, ...], Event] = {}
         self._misdeliveries: list[Misdelivery] = []
 
     # ---- the port
@@ -88,8 +89,8 @@ class SimulatedEngine:
     def connect(self, inbox: Inbox) -> None:
         """What was told and not acknowledged is told again."""
         self._inbox = inbox
-        for ended in self._unheard.values():
-            inbox.put(ended)
+        for event in self._unheard.values():
+            inbox.put(event)
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
@@ -104,9 +105,8 @@ class SimulatedEngine:
                 pass
 
     def acknowledge(self, event: Event) -> None:
-        if isinstance(event, InstanceEnded):
-            self._unheard.pop(_ref(event), None)
-        elif isinstance(event, NodeLost):
+        self._unheard.pop(_key(event), None)
+        if isinstance(event, NodeLost):
             self._forget_node(event.node)
 
     def close(self) -> None:
@@ -151,12 +151,17 @@ class SimulatedEngine:
             self.carry_out(letter)
         if node in self._closed:
             self._closed.discard(node)
-            self._forget_node(node)
-            self._put(NodeReturned(at_ms=self._clock.now_ms(), node=node))
+            self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=node))
 
     def drained(self, node: str) -> None:
         """So that node_up opens it again."""
         self._closed.add(node)
+
+    def running(self) -> Iterable[tuple[str, int, str, int]]:
+        """Job, attempt, node and GPUs of every process that is there, as the machines see it."""
+        for attempt in self._attempts.values():
+            for process in attempt.live.values():
+                yield attempt.job, attempt.attempt, process.node, process.gpus
 
     # ---- commands
 
@@ -171,7 +176,9 @@ class SimulatedEngine:
         for instance in effect.instances:
             ref = InstanceRef(job=effect.job, attempt=effect.attempt, instance=instance)
             node = effect.lease.nodes[instance]
-            attempt.live[instance] = Process(ref=ref, node=node, begin_ms=attempt.begin_ms)
+            attempt.live[instance] = Process(
+                ref=ref, node=node, gpus=effect.lease.gpus[instance], begin_ms=attempt.begin_ms
+            )
         self._plan(attempt.begin_ms, "begin", attempt)
         work = self._behaviour(effect.job).work_ms
         if work is not None:
@@ -228,7 +235,7 @@ class SimulatedEngine:
         for process in attempt.live.values():
             if not process.told_begin and process.node not in self._silent_since:
                 process.told_begin = True
-                self._put(
+                self._tell(
                     InstanceBegan(
                         at_ms=self._clock.now_ms(),
                         job=attempt.job,
@@ -250,7 +257,7 @@ class SimulatedEngine:
         if self._silent_since.get(node) == since:
             del self._silent_since[node]
             self._lost.add(node)
-            self._put(NodeLost(at_ms=self._clock.now_ms(), node=node))
+            self._tell(NodeLost(at_ms=self._clock.now_ms(), node=node))
             self._held.pop(node, None)
             self._letters.pop(node, None)
 
@@ -258,10 +265,10 @@ class SimulatedEngine:
         self._lost.discard(node)
         self._closed.discard(node)
         self._forget_node(node)
-        self._put(NodeReturned(at_ms=self._clock.now_ms(), node=node))
+        self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=node))
 
     def _on_again(self, ended: InstanceEnded) -> None:
-        if _ref(ended) in self._unheard:
+        if _key(ended) in self._unheard:
             self._put(ended)
             self._plan(self._clock.now_ms() + self._node_timeout_ms // RETELL, "again", ended)
 
@@ -295,7 +302,7 @@ class SimulatedEngine:
             exit_code=process.exit_code,
             finished=finished,
         )
-        self._unheard[ref] = ended
+        self._unheard[_key(ended)] = ended
         self._deliver(ended)
         self._close_if_over(attempt)
 
@@ -317,7 +324,7 @@ class SimulatedEngine:
         """A new checkpoint of this attempt is told once, before the end that shows it."""
         kept = self._kept_ms(attempt)
         if kept > 0 and attempt.notice_ms is None and exit_code != KILLED:
-            self._put(CheckpointSaved(at_ms=self._clock.now_ms(), job=attempt.job, attempt=attempt.attempt))
+            self._tell(CheckpointSaved(at_ms=self._clock.now_ms(), job=attempt.job, attempt=attempt.attempt))
 
     def _kept_ms(self, attempt: Attempt) -> int:
         """Running time of this attempt that its newest checkpoint holds."""
@@ -370,13 +377,20 @@ class SimulatedEngine:
         self._order += 1
         heappush(self._agenda, (at_ms, self._order, kind, subject))
 
+    def _tell(self, event: Event) -> None:
+        """It is told again after a crash of the server, until it is acknowledged."""
+        self._unheard[_key(event)] = event
+        self._put(event)
+
     def _put(self, event: Event) -> None:
         assert self._inbox is not None
         self._inbox.put(event)
 
 
-def _ref(ended: InstanceEnded) -> InstanceRef:
-    return InstanceRef(job=ended.job, attempt=ended.attempt, instance=ended.instance)
+def _key(event: Event) -> tuple[str, ...]:
+    """What the event is about: a later one about the same takes its place."""
+    names = ("job", "attempt", "instance", "node")
+    return (type(event).__name__, *(str(getattr(event, name, "")) for name in names))
 
 
 def _for_one(effect: GiveNotice | WithdrawNotice | StopInstances, instance: int) -> Effect:

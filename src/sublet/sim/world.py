@@ -87,8 +87,12 @@ class World:
         spec = next(node.spec for node in self.scenario.nodes if node.name == nodes[0])
         return JobAdopted(at_ms=0, request=job.request, lease_kind=kind, spec=spec, nodes=nodes)
 
+    def put(self, event: Event) -> None:
+        """What people ask for."""
+        self.controller.put(event)
+
     def _putter(self, event: Event) -> Callable[[], None]:
-        return lambda: self.controller.put(event)
+        return lambda: self.put(event)
 
     def _happening(self, event: ScenarioEvent) -> Callable[[], None]:
         return lambda: self._happen(event)
@@ -97,10 +101,10 @@ class World:
         match event.kind:
             case "submit":
                 for job in event.jobs:
-                    self.controller.put(JobSubmitted(at_ms=0, request=self.scenario.jobs[job].request))
+                    self.put(JobSubmitted(at_ms=0, request=self.scenario.jobs[job].request))
             case "stop":
                 for job in event.jobs:
-                    self.controller.put(JobStopAsked(at_ms=0, job=job))
+                    self.put(JobStopAsked(at_ms=0, job=job))
             case "finish":
                 for job in event.jobs:
                     self.engine.finish(job, event.exit_code, event.instance)
@@ -110,7 +114,7 @@ class World:
                 self.engine.node_up(event.subject)
             case "drain":
                 self.engine.drained(event.subject)
-                self.controller.put(NodeDrained(at_ms=0, node=event.subject))
+                self.put(NodeDrained(at_ms=0, node=event.subject))
             case "quota":
                 self._change_quota(event)
             case "lose" | "repeat":
@@ -122,8 +126,8 @@ class World:
         name = str(event.subject["name"])
         if event.subject.get("delete"):
             self._quotas.pop(name, None)
-            self.controller.put(QuotaDeleted(at_ms=0, name=name))
+            self.put(QuotaDeleted(at_ms=0, name=name))
             return
         before = self._quotas.get(name) or Quota(name=name)
         self._quotas[name] = replace(before, **quota_fields(event.subject))
-        self.controller.put(QuotaSet(at_ms=0, quota=self._quotas[name]))
+        self.put(QuotaSet(at_ms=0, quota=self._quotas[name]))
