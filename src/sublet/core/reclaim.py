@@ -1,8 +1,9 @@
 """Whom to ask to leave. Rule: the whole placement is proven first, from free capacity, what is on its way out, and
 victims together; the victims are those who lose least, and none that could be spared.
 
-Cost: GPU-time since the last checkpoint plus what a restart costs; then fewest victims, lower priority, newest
-grant, id.
+Cost: GPU-time since the last checkpoint, plus what a restart costs, plus a price for each eviction; then fewest
+victims, lower priority, newest grant, id. While owners come in bursts, GPUs that a victim frees beside what is needed
+now are worth the evictions that they will save.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from sublet.core import reserve
 from sublet.core.capacity import level_claimable, victims_inside
 from sublet.core.placement import Slot, fit, groups, is_even, is_plain, slot_of
 from sublet.core.state import JobBook, NodeBook, Pool, State
@@ -108,12 +110,14 @@ def parts(job: JobBook, nodes: Iterable[str] | None = None) -> list[Unit]:
 class Search:
     """One claimant on one group of nodes: how much each would have, and who was chosen so far."""
 
-    __slots__ = ("chosen", "job", "limits", "parts_left", "pool", "room", "sizes", "state", "units")
+    __slots__ = ("chosen", "job", "limits", "parts_left", "pool", "room", "sizes", "state", "units", "wanted")
 
     def __init__(self, state: State, pool: Pool, job: JobBook, sizes: tuple[int, ...], nodes: Iterable[NodeBook],
                  units: dict[str, Unit]) -> None:  # fmt: skip
         self.state, self.pool, self.job, self.sizes = state, pool, job, sizes
         self.room = {node.name: node.future for node in nodes}
+        single, _ = reserve.kept(state, pool)
+        self.wanted = max(0, single - pool.available)  # what else is freed saves so many evictions to come
         self.units = units  # whole leases by job, for costs are asked for often
         self.chosen: list[Unit] = []
         self.parts_left: dict[str, int] = {}
@@ -159,6 +163,8 @@ class Search:
                 gains.remove(one)
         units = [unit for unit, _ in gains]
         cost, count, last = order_of(units)
+        beside = min(sum(unit.job.held for unit in units) - short, self.wanted)
+        cost -= max(0, beside) * self.state.rules.eviction_cost_gpu_ms
         return (cost, count, last, name), units
 
     def take(self, unit: Unit) -> None:

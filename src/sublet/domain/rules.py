@@ -12,6 +12,6 @@ class Rules:
     max_cooldown_ms: int = 1_800_000
     kill_timeout_ms: int = 30_000  # past grace and kill: the node is quarantined
     restart_cost_ms: int = 60_000  # what a restart is taken to cost on each GPU, beside lost work
-    eviction_cost_gpu_ms: int = 3_600_000  # what an eviction costs beside: of equal losses the fewest victims
+    eviction_cost_gpu_ms: int = 1_800_000  # what an eviction costs beside: of like losses the fewest victims
     reclaim: bool = True  # False: what is lent comes back only when its borrower ends
     reserve_percent: int = 75  # of what owners lately took back is not lent again; 0 = all is lent
