@@ -238,7 +238,7 @@ def prove(opened: Opened, target: Target) -> None:
     for path, name in names.items():
         leaf = target.flat.paths.get(path)
         if leaf is not None:
-            opened.tensors.setdefault(name, leaf.tensor)
+            opened.tensors.setdefault(name, leaf.tensor if leaf.distributed is None else leaf.distributed)
             target.wanted.append(
                 Wanted(name=name, tensor=leaf.tensor, global_shape=leaf.global_shape, start=leaf.start)
             )

@@ -53,6 +53,7 @@ class Leaf:
     per_rank: bool = False
     replicated: bool = False  # plain: every rank that has the name holds it whole
     replica: tuple[int, int] = (0, 1)  # which of how many holders of this very box
+    distributed: Any = None  # the live DTensor of which `tensor` is the local part
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -100,7 +101,8 @@ def distributed_leaf(name: str, value: Any) -> Leaf:
         elif not placement.is_shard():
             raise Refused(what=f"{name} cannot be kept.", why=f"It is placed as {placement}.", hint="Reduce it first.")
     start = tuple(start) if local.numel() else (0,) * len(start)
-    return Leaf(name=name, tensor=local, global_shape=tuple(value.shape), start=start, replica=(index, count))
+    return Leaf(name=name, tensor=local, global_shape=tuple(value.shape), start=start, replica=(index, count),
+                distributed=value)  # fmt: skip
 
 
 def row_bytes(leaf: Leaf) -> tuple[int, int]:
