@@ -78,6 +78,7 @@ class SimulatedEngine:
         self._order = 0
         self._silent_since: dict[str, int] = {}
         self._lost: set[str] = set()
+        self._fenced: set[str] = set()  # came back too late at least once
         self._closed: set[str] = set()  # drained, or quarantined: node_up opens it again
         self._letters: dict[str, list[Effect]] = {}  # commands to a silent node
         self._held: dict[str, list[Process]] = {}  # what ended on a silent node
@@ -108,6 +109,9 @@ class SimulatedEngine:
         self._unheard.pop(_key(event), None)
         if isinstance(event, NodeLost):
             self._forget_node(event.node)
+        elif isinstance(event, NodeReturned) and event.node in self._closed & self._fenced:
+            self._closed.discard(event.node)  # it is back, and still closed: node_up opens it as well
+            self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=event.node))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -263,7 +267,7 @@ class SimulatedEngine:
 
     def _on_fenced(self, node: str) -> None:
         self._lost.discard(node)
-        self._closed.discard(node)
+        self._fenced.add(node)
         self._forget_node(node)
         self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=node))
 
