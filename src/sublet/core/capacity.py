@@ -6,6 +6,8 @@ derived: capacity promised to nobody first, then the quota least likely to ask; 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from sublet.core.queue import delist, enlist
 from sublet.core.state import JobBook, Pool, QuotaBook, State
 from sublet.domain.quotas import Scope
@@ -51,7 +53,7 @@ def lending(quota: QuotaBook, pool: Pool) -> int:
     for level in quota.path:
         if level.borrow_max is not None:
             room = min(room, level.borrow_max - level.idle.get(spec, 0) + max(0, unused(level, spec)))
-    if quota.quota.scope is Scope.GENERAL:
+    if quota.is_general:
         own = quota.own_idle.get(spec, 0)
         room = min(room, max(0, unused(quota, spec)) - own)
         if quota.lend_max is not None:
@@ -70,8 +72,7 @@ def is_borrow_limited(quota: QuotaBook, pool: Pool, need: int) -> bool:
 
 def own_free(quota: QuotaBook, spec: str) -> int:
     """The free part of the quota's own share: its promise less its children's and what its own jobs hold."""
-    children = sum(child.nominal.get(spec, 0) for child in quota.children)
-    return max(0, quota.nominal.get(spec, 0) - children - quota.own_used.get(spec, 0))
+    return max(0, quota.own.get(spec, 0) - quota.own_used.get(spec, 0))
 
 
 def kept_of(quota: QuotaBook, spec: str) -> int:
@@ -81,40 +82,33 @@ def kept_of(quota: QuotaBook, spec: str) -> int:
     return max(0, own_free(quota, spec) - quota.lend_max)
 
 
-def lenders_line(state: State, pool: Pool) -> list[tuple[str, int]]:
+def lenders_line(state: State, pool: Pool) -> Iterator[tuple[str, int]]:
     """Who lends before whom and at most how much, beside what general-scoped jobs hold of their own: '' is nobody's."""
     spec = pool.spec
-    quotas = [q for q in state.quotas.values() if q.quota.tenant == pool.tenant]
-    promised = sum(q.nominal.get(spec, 0) for q in quotas if len(q.path) == 1)
-    line = [("", max(0, pool.capacity - promised))]
-    for quota in sorted(quotas, key=lambda q: (q.asked_ms, q.name)):
-        room = own_free(quota, spec)
-        if quota.lend_max is not None:
-            room = min(room, quota.lend_max)
-        if quota.quota.scope is Scope.GENERAL:
+    yield "", max(0, pool.capacity - pool.promised)
+    for _, name, quota in sorted((q.asked_ms, q.name, q) for q in pool.lenders):
+        room = quota.own.get(spec, 0) - quota.own_used.get(spec, 0)
+        if quota.lend_max is not None and room > quota.lend_max:
+            room = quota.lend_max
+        if quota.is_general:
             room -= quota.own_idle.get(spec, 0)
         if room > 0:
-            line.append((quota.name, room))
-    return line
+            yield name, room
 
 
-def floating(state: State, pool: Pool) -> int:
+def floating(pool: Pool) -> int:
     """GPUs under idle leases that do not stand on their own quota's share alone."""
-    return pool.idle - sum(
-        q.own_idle.get(pool.spec, 0)
-        for q in state.quotas.values()
-        if q.quota.scope is Scope.GENERAL and q.quota.tenant == pool.tenant
-    )
+    return pool.idle - sum(q.own_idle.get(pool.spec, 0) for q in pool.lenders if q.is_general)
 
 
 def lenders_for(state: State, quota: QuotaBook, pool: Pool, gpus: int) -> dict[str, int]:
     """Who lends the next `gpus` GPUs to a job of this quota."""
-    if quota.quota.scope is Scope.GENERAL:
+    if quota.is_general:
         return {quota.name: gpus}
-    return spread(lenders_line(state, pool), floating(state, pool), gpus)
+    return spread(lenders_line(state, pool), floating(pool), gpus)
 
 
-def spread(line: list[tuple[str, int]], start: int, gpus: int) -> dict[str, int]:
+def spread(line: Iterable[tuple[str, int]], start: int, gpus: int) -> dict[str, int]:
     """Which quotas the stretch from `start` on falls on; what nobody promised is left out."""
     lenders: dict[str, int] = {}
     for name, room in line:
@@ -131,9 +125,9 @@ def spread(line: list[tuple[str, int]], start: int, gpus: int) -> dict[str, int]
 
 def lent_by_quota(state: State, pool: Pool) -> dict[str, int]:
     """GPUs of its own share that each quota lends now."""
-    lent = spread(lenders_line(state, pool), 0, floating(state, pool))
+    lent = spread(lenders_line(state, pool), 0, floating(pool))
     for quota in state.quotas.values():
-        if quota.quota.scope is Scope.GENERAL and quota.quota.tenant == pool.tenant:
+        if quota.is_general and quota.quota.tenant == pool.tenant:
             own = quota.own_idle.get(pool.spec, 0)
             if own:
                 lent[quota.name] = lent.get(quota.name, 0) + own
@@ -151,9 +145,14 @@ def refresh(state: State) -> None:
         for child in quota.children:
             for spec, gpus in child.nominal.items():
                 quota.nominal[spec] = quota.nominal.get(spec, 0) + gpus
+    for quota in state.quotas.values():
+        quota.is_general = quota.quota.scope is Scope.GENERAL
+        quota.own = dict(quota.nominal)
+        for child in quota.children:
+            for spec, gpus in child.nominal.items():
+                quota.own[spec] = quota.own.get(spec, 0) - gpus
     for pool in state.pools.values():
-        limited = [q for q in state.quotas.values() if q.lend_max is not None and q.quota.tenant == pool.tenant]
-        pool.limited = sorted(limited, key=lambda q: q.name)
+        state.know_quotas(pool)
     moved = [q for q in state.quotas.values() if q.may_preempt != _may_preempt(q)]
     for quota in moved:
         jobs = [job for cls in quota.classes.values() for _, job in cls.jobs]

@@ -124,6 +124,9 @@ def _leases_of(state: State, pool: Pool) -> Iterator[str]:
     if sums != (pool.guaranteed, pool.idle):
         yield f"pool {pool.spec} has {pool.guaranteed} guaranteed and {pool.idle} idle, a recount gives {sums}"
     revocable = {job.id for job in here if job.kind is LeaseKind.IDLE and not job.is_leaving_whole}
+    steady = [job_id for ids in pool.steady.values() for _, job_id in ids]
+    if sorted([*steady, *pool.varying]) != sorted(revocable) or any(ids != sorted(ids) for ids in pool.steady.values()):
+        yield f"pool {pool.spec} lists {sorted([*steady, *pool.varying])}, a recount gives {sorted(revocable)}"
     if revocable != pool.revocable.keys():
         yield f"pool {pool.spec} would take back {sorted(pool.revocable)}, a recount gives {sorted(revocable)}"
 

@@ -18,7 +18,17 @@ from sublet.core.schedule import schedule
 from sublet.core.state import JobBook, NodeBook, QuotaBook, State
 from sublet.core.views import NodeView, QuotaView, node_views, quota_views
 from sublet.domain.changes import Changes, NodeRecord, Snapshot
-from sublet.domain.effects import Effect, GiveNotice, MarkNode, MarkQuota, QueueJob, RefuseJob, StartGang, StopInstances
+from sublet.domain.effects import (
+    Effect,
+    GiveNotice,
+    MarkNode,
+    MarkQuota,
+    QueueJob,
+    RefuseJob,
+    StartGang,
+    StopInstances,
+    WithdrawNotice,
+)
 from sublet.domain.events import (
     CheckpointSaved,
     Event,
@@ -149,6 +159,12 @@ class Core:
             if job.stopping_ms is not None:
                 reason = "stopped" if job.stop_asked else "gang"
                 effects.append(StopInstances(job=job.id, attempt=job.attempt, instances=job.live, reason=reason))
+            spared = tuple(i for i in job.live if not any(i in n.instances for n in job.notices))
+            if spared:  # the word that a notice was taken back may have been lost with the server
+                effects.append(WithdrawNotice(job=job.id, attempt=job.attempt, instances=spared))
+        for name in sorted(self.state.nodes):
+            if self.state.nodes[name].state is NodeState.QUARANTINED:
+                effects.append(MarkNode(node=name, state=NodeState.QUARANTINED))
         return tuple(effects)
 
     # ---- looking
@@ -258,7 +274,8 @@ class Core:
         if kind is LeaseKind.IDLE:
             lenders = capacity.lenders_for(state, job.quota, state.pool_of(job, event.spec), sum(gpus))
         lifecycle.hold(state, job, kind, event.spec, gpus, event.nodes, lenders)
-        job.began, job.begun_ms = job.live, event.at_ms
+        job.began = job.live
+        lifecycle.relist(state, job, begun_ms=event.at_ms)
         state.emit(StartGang(job=job.id, attempt=0, lease=lifecycle.lease_of(job), instances=job.live, request=request))
 
     def _present(self, job_id: str, attempt: int) -> JobBook | None:
@@ -411,6 +428,9 @@ class Core:
             if kind == "balance":
                 state.epoch += 1
                 continue
+            if kind == "explain":
+                state.will_explain = False
+                continue
             if kind == "fade":
                 reserve.fall_due(state)
                 continue
@@ -457,6 +477,8 @@ class Core:
         if kind == "balance":
             quota = self.state.quotas.get(name)
             return quota is not None and bool(quota.head)
+        if kind == "explain":
+            return True
         job = self.state.jobs.get(name)
         if job is None:
             return False
@@ -477,7 +499,12 @@ def impossible(request: JobRequest) -> Reason | None:
     """What no change of nodes or quotas could make possible."""
     sizes, least = request.sizes, request.min_instances
     wrong = ""
-    if not sizes or len(sizes) > MOST_INSTANCES or not all(_is_count(size) for size in sizes) or sum(sizes) > MOST_GPUS:
+    if (
+        not sizes
+        or len(sizes) > MOST_INSTANCES
+        or not all(_is_count(size) for size in set(sizes))
+        or sum(sizes) > MOST_GPUS
+    ):
         wrong = "sizes"
     elif type(request.priority) is not int or not 1 <= request.priority <= 9:
         wrong = "priority"

@@ -15,6 +15,8 @@ from sublet.domain.leases import LeaseKind
 from sublet.domain.nodes import NodeState
 from sublet.domain.reasons import Reason, ReasonCode
 
+MANY_CLASSES = 128
+EXPLAIN_EVERY_MS = 1_000
 SHOWN_AT_ONCE = 16  # of a class of like jobs, the first so many are told at once when their reasons change
 
 
@@ -228,6 +230,9 @@ def show_reasons(state: State) -> None:
         if job.is_waiting:
             tell(state, job, codes(state, job))
     state.fresh.clear()
+    if _is_busy(state):
+        return
+    state.explained_ms = state.now_ms
     changed: list[tuple[Key, JobBook, tuple[ReasonCode, ...]]] = []
     for quota in state.quotas.values():
         for cls in quota.classes.values():
@@ -242,10 +247,23 @@ def show_reasons(state: State) -> None:
         tell(state, job, now)
 
 
+def _is_busy(state: State) -> bool:
+    """With many kinds of waiting jobs all reasons are gone through once a second, not at every instant."""
+    if sum(len(quota.classes) for quota in state.quotas.values()) <= MANY_CLASSES:
+        return False
+    next_ms = state.explained_ms + EXPLAIN_EVERY_MS
+    if state.explained_ms < 0 or next_ms <= state.now_ms:
+        return False
+    if not state.will_explain:
+        state.will_explain = True
+        state.remind(next_ms, "explain", "")
+    return True
+
+
 def _explained_by(state: State, cls: JobClass) -> tuple[object, ...]:
     """Differs whenever the codes of the class might."""
-    quota, first = cls.quota, cls.jobs[0][1]
-    moves = sum(state.pool_of(first, spec).moves for spec in first.request.specs)
+    quota = cls.quota
+    moves = sum(pool.moves for pool in cls.pools)
     return (moves, quota.root.moves, state.epoch, quota.barrier, quota.idle_barrier, len(cls.jobs) > 1)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sublet.core import restarts
-from sublet.core.queue import age, delist, enlist
+from sublet.core.queue import age, delist, enlist, list_revocable, unlist_revocable
 from sublet.core.state import Claim, JobBook, NodeBook, QuotaBook, State
 from sublet.domain.effects import (
     DowngradeLease,
@@ -73,13 +73,24 @@ def began(state: State, job: JobBook, instance: int) -> None:
     state.touch(job)
     job.began = (*job.began, instance)
     if job.begun_ms is None and len(job.began) >= len(job.live) and all(i in job.began for i in job.live):
-        job.begun_ms = state.now_ms
+        relist(state, job, begun_ms=state.now_ms)
+
+
+def relist(state: State, job: JobBook, *, begun_ms: int | None = None, checkpoint_ms: int | None = None) -> None:
+    """What it would lose is another thing from now on, and so is its place among possible victims."""
+    pool = state.pool_of(job, job.spec)
+    is_listed = job.id in pool.revocable
+    unlist_revocable(pool, job)
+    job.begun_ms = job.begun_ms if begun_ms is None else begun_ms
+    job.checkpoint_ms = job.checkpoint_ms if checkpoint_ms is None else checkpoint_ms
+    if is_listed:
+        list_revocable(pool, job)
 
 
 def saved(state: State, job: JobBook, step: int | None) -> None:
     """A checkpoint is durable; only a new one resets the budget."""
     state.touch(job)
-    job.checkpoint_ms = state.now_ms
+    relist(state, job, checkpoint_ms=state.now_ms)
     if step is None or job.checkpoint_step is None or step > job.checkpoint_step:
         job.failures_since, job.errors = 0, ()
         if step is not None:

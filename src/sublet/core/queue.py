@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from sublet.core.state import JobBook, JobClass, Key, QuotaBook, State
+from sublet.core.state import JobBook, JobClass, Key, Pool, QuotaBook, State
 from sublet.domain.jobs import IdlePolicy
 from sublet.domain.leases import LeaseKind
 from sublet.domain.quotas import Strategy
@@ -28,7 +28,7 @@ def enlist(state: State, job: JobBook) -> None:
         state.count_claim(job, 1)
     elif job.retry_ms <= state.now_ms:
         is_cooling = job.eligible_ms > state.now_ms and job.idle_policy is not IdlePolicy.NEVER
-        _insert(job, _class_key(job, is_cooling), is_upgrade=False)
+        _insert(state, job, _class_key(job, is_cooling), is_upgrade=False)
         if job.was_claimed:
             state.firm[job.id] = job
 
@@ -42,7 +42,7 @@ def delist(state: State, job: JobBook) -> None:
         if job.notices:
             state.noticed.pop(job.id, None)
         if job.kind is LeaseKind.IDLE:
-            state.pool_of(job, job.spec).revocable.pop(job.id, None)
+            unlist_revocable(state.pool_of(job, job.spec), job)
     elif job.claim is not None and job.id in state.claims:
         state.count_claim(job, -1)
 
@@ -53,9 +53,34 @@ def _enlist_running(state: State, job: JobBook) -> None:
     if job.kind is not LeaseKind.IDLE:
         return
     if not job.is_leaving_whole:
-        state.pool_of(job, job.spec).revocable[job.id] = job
+        list_revocable(state.pool_of(job, job.spec), job)
     if job.idle_policy is not IdlePolicy.ONLY and not job.leaving:
-        _insert(job, ("upgrade", job.spec, job.held), is_upgrade=True)
+        _insert(state, job, ("upgrade", job.spec, job.held), is_upgrade=True)
+
+
+def list_revocable(pool: Pool, job: JobBook) -> None:
+    """Among those who may be told to leave, in the order of what they lose where that does not change with time."""
+    pool.revocable[job.id] = job
+    hint = job.request.checkpoint
+    since_ms = job.begun_ms if job.checkpoint_ms is None else job.checkpoint_ms
+    if since_ms is None or hint.on_notice_ms is not None or (hint.every_ms and job.checkpoint_ms is None):
+        pool.varying[job.id] = job
+        return
+    job.steady_at = (job.held, -since_ms)
+    insort(pool.steady.setdefault(job.held, []), (-since_ms, job.id))
+
+
+def unlist_revocable(pool: Pool, job: JobBook) -> None:
+    if pool.revocable.pop(job.id, None) is None:
+        return
+    pool.varying.pop(job.id, None)
+    if job.steady_at is not None:
+        held, since = job.steady_at
+        alike = pool.steady[held]
+        del alike[bisect_left(alike, (since, job.id))]
+        if not alike:
+            del pool.steady[held]
+        job.steady_at = None
 
 
 def _class_key(job: JobBook, is_cooling: bool) -> object:
@@ -65,11 +90,12 @@ def _class_key(job: JobBook, is_cooling: bool) -> object:
     return (r.specs, r.idle, is_cooling, priority, shape)
 
 
-def _insert(job: JobBook, key: object, *, is_upgrade: bool) -> None:
+def _insert(state: State, job: JobBook, key: object, *, is_upgrade: bool) -> None:
     quota = job.quota
     cls = quota.classes.get(key)
     if cls is None:
-        cls = quota.classes[key] = JobClass(quota, key, is_upgrade=is_upgrade)
+        pools = tuple(state.pool_of(job, spec) for spec in job.request.specs)
+        cls = quota.classes[key] = JobClass(quota, key, job, pools, is_upgrade=is_upgrade)
     job.cls = cls
     if cls.jobs and job.key < cls.jobs[-1][0]:
         insort(cls.jobs, (job.key, job))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge, nsmallest
 from itertools import combinations
 
 from sublet.core import reserve
@@ -343,7 +344,7 @@ def _plan_on(state: State, pool: Pool, job: JobBook, sizes: tuple[int, ...], nod
 def _worth_a_look(state: State, pool: Pool, job: JobBook, sizes: tuple[int, ...],
                   units: dict[str, Unit]) -> list[NodeBook]:  # fmt: skip
     """Enough nodes with room, all that are in motion, and those of the cheapest borrowers."""
-    smallest, wanted = min(sizes), len(sizes)
+    smallest, largest, wanted = min(sizes), max(sizes), len(sizes)
     found = dict(pool.unsettled)
     for level in pool.index.levels:
         found.update((node.name, node) for node in pool.index.some(level, wanted))
@@ -352,25 +353,35 @@ def _worth_a_look(state: State, pool: Pool, job: JobBook, sizes: tuple[int, ...]
         names = {name for one in pool.revocable.values() for name in one.nodes}
         found.update((name, pool.nodes[name]) for name in names)
     else:
-        for unit in _cheapest_first(state, pool, units):
-            for name, _ in unit.frees():
+        seen = 0
+        for unit in _cheapest_first(state, pool, enough):
+            units[unit.job.id] = unit
+            for name in unit.job.nodes:
                 node = pool.nodes[name]
-                if node.potential >= smallest:
+                if node.potential >= smallest and name not in found:
                     found[name] = node
-            if len(found) >= enough and _is_enough(found.values(), sizes):
+                    seen += node.potential // largest
+            if len(found) >= enough and seen >= wanted:
                 break
     return [found[name] for name in sorted(found) if found[name].is_up]
 
 
-def _cheapest_first(state: State, pool: Pool, units: dict[str, Unit]) -> list[Unit]:
-    for job_id, job in pool.revocable.items():
-        units[job_id] = whole(state, job)
-    return sorted(units.values(), key=lambda u: (u.cost // max(1, u.job.held), u.order))
+def _cheapest_first(state: State, pool: Pool, most_varying: int) -> Iterator[Unit]:
+    """Possible victims, the cheapest GPU first. Those who lose more as time goes by are kept sorted; the rest, as they
+    save every so often or when told to, are gone through, and `most_varying` of them may be looked at."""
 
+    def by_gpu(unit: Unit) -> tuple[float, object]:
+        return (unit.cost / max(1, unit.job.held), unit.order)
 
-def _is_enough(nodes: Iterable[NodeBook], sizes: tuple[int, ...]) -> bool:
-    largest = max(sizes)
-    return sum(node.potential // largest for node in nodes) >= len(sizes)
+    def steady(ids: list[tuple[int, str]]) -> Iterator[Unit]:
+        for _, job_id in ids:
+            yield whole(state, state.jobs[job_id])
+
+    cheap = nsmallest(
+        2 * most_varying, ((lost_ms(state, job), job_id) for job_id, job in pool.varying.items() if job.live)
+    )
+    varying = sorted((whole(state, state.jobs[job_id]) for _, job_id in cheap), key=by_gpu)
+    return merge(varying, *(steady(ids) for _, ids in sorted(pool.steady.items())), key=by_gpu)
 
 
 # ---- in-quota preemption

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 
 from sublet.core import capacity, placement, reclaim, reserve
 from sublet.core.lifecycle import drop_claim, give_notice, grant, make_claim, readdress, upgrade, withdraw
-from sublet.core.queue import following, is_strict, keep_head
+from sublet.core.queue import STRICT_FROM, following, is_strict, keep_head
 from sublet.core.spare import spare_victims
 from sublet.core.state import Claim, JobBook, JobClass, Key, Pool, QuotaBook, State
 from sublet.domain.jobs import IdlePolicy, NoticeGiven
@@ -104,14 +104,10 @@ def _walk(state: State, look: Look, *, for_promise: bool) -> None:
     """Show the jobs of all queues in order; behind a blocked job a quota is looked through as its strategy says."""
     heads: list[tuple[Key, JobClass, JobBook]] = []
     for quota in state.quotas.values():
-        if not quota.classes:
-            continue
-        barrier = min((job.key for job in quota.claims.values() if is_strict(state, job)), default=None)
-        _set_barrier(quota, barrier, for_promise)
-        for cls in quota.classes.values():
-            if for_promise or not cls.is_upgrade:
-                key, first = cls.jobs[0]
-                heads.append((key, cls, first))
+        if quota.classes:
+            barrier = min((job.key for job in quota.claims.values() if is_strict(state, job)), default=None)
+            _set_barrier(quota, barrier, for_promise)
+            heads += _heads(state, quota, for_promise)
     heapify(heads)
     while heads:
         key, cls, job = heappop(heads)
@@ -125,6 +121,54 @@ def _walk(state: State, look: Look, *, for_promise: bool) -> None:
                 heappush(heads, (after.key, cls, after))
         elif not cls.is_upgrade and _blocks(state, job, for_promise):
             _set_barrier(quota, key, for_promise)
+
+
+def _heads(state: State, quota: QuotaBook, for_promise: bool) -> list[tuple[Key, JobClass, JobBook]]:
+    """The first job of each class that is worth a look: it might start, or it blocks others if it does not."""
+    strategy = quota.quota.strategy
+    all_block = strategy is Strategy.FIFO or strategy is Strategy.BALANCE
+    rooms: dict[str, int] = {}
+    found = []
+    for cls in quota.classes.values():
+        key, job = cls.jobs[0]
+        if cls.is_upgrade:
+            is_worth = for_promise
+        elif all_block or (strategy is Strategy.INTELLIGENT and job.request.priority >= STRICT_FROM):
+            is_worth = True
+        else:
+            is_worth = _may_be_promised(state, cls, job, rooms) if for_promise else _may_borrow(state, cls, job)
+        if is_worth:
+            found.append((key, cls, job))
+    return found
+
+
+def _may_be_promised(state: State, cls: JobClass, job: JobBook, rooms: dict[str, int]) -> bool:
+    """Quick, from the headroom before the walk, which only shrinks. `rooms` holds it by spec."""
+    stamp = stamp_of(state, cls)
+    if job.idle_policy is IdlePolicy.ONLY or cls.hopeless == stamp:
+        return False
+    for pool in cls.pools:
+        room = rooms.get(pool.spec)
+        if room is None:
+            room = rooms[pool.spec] = capacity.headroom(cls.quota, pool.spec)
+        if room >= cls.least:
+            return True
+    if state.claims:
+        return True
+    cls.hopeless = stamp
+    return False
+
+
+def _may_borrow(state: State, cls: JobClass, job: JobBook) -> bool:
+    """Quick, from what is free before the walk, which only shrinks."""
+    stamp = stamp_of(state, cls)
+    if job.idle_policy is IdlePolicy.NEVER or job.eligible_ms > state.now_ms or cls.no_loan == stamp:
+        return False
+    for pool in cls.pools:
+        if pool.available >= cls.least and pool.index.levels[-1] >= cls.largest:
+            return True
+    cls.no_loan = stamp
+    return False
 
 
 def _set_barrier(quota: QuotaBook, key: Key | None, for_promise: bool) -> None:
@@ -141,11 +185,11 @@ def _blocks(state: State, job: JobBook, for_promise: bool) -> bool:
     return is_strict(state, job)
 
 
-def _stamp(state: State, job: JobBook) -> int:
-    """Grows whenever something may have become possible for the job."""
-    stamp = state.epoch + job.quota.root.version
-    for spec in job.request.specs:
-        stamp += state.pool_of(job, spec).version
+def stamp_of(state: State, cls: JobClass) -> int:
+    """Grows whenever something may have become possible for the class."""
+    stamp = state.epoch + cls.quota.root.version
+    for pool in cls.pools:
+        stamp += pool.version
     return stamp
 
 
@@ -179,7 +223,7 @@ def _try_promise(state: State, job: JobBook, wanting: list[JobBook]) -> bool:
     cls = job.cls
     if job.idle_policy is IdlePolicy.ONLY or cls is None:
         return False
-    stamp = _stamp(state, job)
+    stamp = stamp_of(state, cls)
     if cls.hopeless == stamp:
         return False
     least = job.request.least_gpus
@@ -270,11 +314,11 @@ def _reclaim_pass(state: State, wanting: list[JobBook]) -> None:
     for job in wanting:
         if job.claim is not None or not job.is_waiting or job.cls is None:
             continue
-        cls, stamp = job.cls, _stamp(state, job)
+        cls, stamp = job.cls, stamp_of(state, job.cls)
         if cls.no_plan == stamp:
             continue
         if not _reclaim(state, job):
-            cls.no_plan = _stamp(state, job)
+            cls.no_plan = stamp_of(state, cls)
             state.changes += 1
     spare_victims(state, [job for job in wanting if job.claim is not None])
 
@@ -330,7 +374,7 @@ def _try_idle(state: State, job: JobBook) -> bool:
     cls = job.cls
     if job.idle_policy is IdlePolicy.NEVER or job.eligible_ms > state.now_ms or cls is None:
         return False
-    stamp = _stamp(state, job)
+    stamp = stamp_of(state, cls)
     if cls.no_loan == stamp:
         return False
     for spec in job.request.specs:

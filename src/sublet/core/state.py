@@ -90,8 +90,8 @@ class Pool:
     """The nodes of one tenant and spec: what is interchangeable."""
 
     __slots__ = (
-        "available", "capacity", "guaranteed", "idle", "index", "limited", "moves", "nodes", "not_up", "potentials", "revocable",
-        "sizes", "spec", "tenant", "unsettled", "version",
+        "available", "capacity", "guaranteed", "idle", "index", "lenders", "limited", "moves", "nodes", "not_up",
+        "potentials", "promised", "revocable", "sizes", "spec", "steady", "tenant", "unsettled", "varying", "version",
     )  # fmt: skip
 
     def __init__(self, tenant: str, spec: str) -> None:
@@ -106,7 +106,11 @@ class Pool:
         self.capacity = 0  # of nodes that are up, and what is held on draining ones
         self.guaranteed = self.idle = 0  # GPUs under leases
         self.revocable: dict[str, JobBook] = {}  # idle leases with an instance that nobody told to leave
-        self.limited: list[QuotaBook] = []  # quotas that limit what they lend
+        self.steady: dict[int, list[tuple[int, str]]] = {}  # of those, by GPUs held: (-begun or saved at, id), sorted
+        self.varying: dict[str, JobBook] = {}  # the others: what they lose does not simply grow with time
+        self.lenders: list[QuotaBook] = []  # the tenant's quotas
+        self.limited: list[QuotaBook] = []  # those that limit what they lend
+        self.promised = 0  # by the roots of the quota trees
         self.version = 0  # grows when something may have become possible
         self.moves = 0  # grows with every change
 
@@ -141,8 +145,8 @@ class QuotaBook:
 
     __slots__ = (
         "asked_ms", "barrier", "borrow_max", "children", "claimed", "claims", "classes", "closed", "head", "head_ms",
-        "idle", "idle_barrier", "implicit", "leaving", "lend_max", "may_preempt", "moves", "name", "nominal", "own_idle",
-        "own_used", "path", "quota", "reserved", "root", "used", "version", "widens_ms",
+        "idle", "idle_barrier", "implicit", "is_general", "leaving", "lend_max", "may_preempt", "moves", "name",
+        "nominal", "own", "own_idle", "own_used", "path", "quota", "reserved", "root", "used", "version", "widens_ms",
     )  # fmt: skip
 
     def __init__(self, quota: Quota, *, implicit: bool = False) -> None:
@@ -153,6 +157,8 @@ class QuotaBook:
         self.root = self
         self.children: list[QuotaBook] = []
         self.nominal: dict[str, int] = {}
+        self.own: dict[str, int] = {}  # nominal less that of the children
+        self.is_general = False
         self.used: dict[str, int] = {}
         self.own_used: dict[str, int] = {}
         self.idle: dict[str, int] = {}
@@ -178,10 +184,17 @@ class QuotaBook:
 class JobClass:
     """Jobs of one quota that are alike: what the first cannot have, the others cannot have either."""
 
-    __slots__ = ("explained", "hopeless", "is_upgrade", "jobs", "key", "no_loan", "no_plan", "quota")
+    __slots__ = (
+        "explained", "hopeless", "is_upgrade", "jobs", "key", "largest", "least", "no_loan", "no_plan", "pools",
+        "quota",
+    )  # fmt: skip
 
-    def __init__(self, quota: QuotaBook, key: object, *, is_upgrade: bool) -> None:
+    def __init__(self, quota: QuotaBook, key: object, first: JobBook, pools: tuple[Pool, ...], *,
+                 is_upgrade: bool) -> None:  # fmt: skip
         self.quota, self.key, self.is_upgrade = quota, key, is_upgrade
+        self.pools = pools  # of its specs, best first
+        self.least = first.request.least_gpus
+        self.largest = max(first.request.least_sizes)  # GPUs of its largest instance
         self.jobs: list[tuple[Key, JobBook]] = []
         self.hopeless: int | None = None  # the stamp at which the promise could do nothing for its first job,
         self.no_plan: int | None = None  # no reclaim could,
@@ -193,48 +206,11 @@ class JobBook:
     """A job that has not ended. All fields hold values that are replaced, never changed in place."""
 
     __slots__ = (
-        "attempt",
-        "began",
-        "begun_ms",
-        "broken",
-        "checkpoint_ms",
-        "checkpoint_step",
-        "claim",
-        "cls",
-        "eligible_ms",
-        "ended_ms",
-        "errors",
-        "evidence",
-        "exit_code",
-        "failures",
-        "failures_since",
-        "final",
-        "gpus",
-        "granted_ms",
-        "history",
-        "id",
-        "key",
-        "kind",
-        "leaving",
-        "lenders",
-        "live",
-        "lost_gpu_ms",
-        "nodes",
-        "notices",
-        "outcomes",
-        "preemptions",
-        "quota",
-        "rank",
-        "reasons",
-        "request",
-        "retry_ms",
-        "spec",
-        "stop_asked",
-        "stopping_ms",
-        "streak",
-        "submitted_ms",
-        "verdict",
-        "was_claimed", "was_withdrawn",
+        "attempt", "began", "begun_ms", "broken", "checkpoint_ms", "checkpoint_step", "claim", "cls", "eligible_ms",
+        "ended_ms", "errors", "evidence", "exit_code", "failures", "failures_since", "final", "gpus", "granted_ms",
+        "history", "id", "key", "kind", "leaving", "lenders", "live", "lost_gpu_ms", "nodes", "notices", "outcomes",
+        "preemptions", "quota", "rank", "reasons", "request", "retry_ms", "spec", "steady_at", "stop_asked",
+        "stopping_ms", "streak", "submitted_ms", "verdict", "was_claimed", "was_withdrawn",
     )  # fmt: skip
 
     def __init__(self, request: JobRequest, quota: QuotaBook, submitted_ms: int) -> None:
@@ -248,6 +224,7 @@ class JobBook:
         self.reasons: tuple[Reason, ...] = ()
         self.claim: Claim | None = None
         self.cls: JobClass | None = None
+        self.steady_at: tuple[int, int] | None = None  # where its pool lists it among the steady ones
         self.history: tuple[AttemptEnd, ...] = ()
         self.failures = self.failures_since = self.preemptions = self.streak = 0
         self.eligible_ms = self.retry_ms = 0
@@ -319,6 +296,8 @@ class State:
         self.effects: list[Effect] = []
         self.deadlines: list[tuple[int, str, str, int]] = []  # (ms, kind, job or quota, attempt)
         self.epoch = 0  # grows when quotas, rules or time may have made something possible
+        self.will_explain = False
+        self.explained_ms = -1  # when all reasons were last gone through
         self.changes = 0  # grows with every decision: the scheduler goes on until it stands still
         self.may_be_cut = False  # a quota changed: some guaranteed leases may be more than is promised now
         self.is_unsettled = False  # some notice may no longer be needed
@@ -363,8 +342,14 @@ class State:
         pool = self.pools.get((tenant, spec))
         if pool is None:
             pool = self.pools[tenant, spec] = Pool(tenant, spec)
-            pool.limited = [q for q in self.quotas.values() if q.lend_max is not None and q.quota.tenant == tenant]
+            self.know_quotas(pool)
         return pool
+
+    def know_quotas(self, pool: Pool) -> None:
+        """After quotas changed, or for a new pool: who may lend there, and what is promised in all."""
+        pool.lenders = [quota for quota in self.quotas.values() if quota.quota.tenant == pool.tenant]
+        pool.limited = [quota for quota in pool.lenders if quota.lend_max is not None]
+        pool.promised = sum(q.nominal.get(pool.spec, 0) for q in pool.lenders if len(q.path) == 1)
 
     def pool_of(self, job: JobBook, spec: str) -> Pool:
         return self.pool(job.quota.quota.tenant, spec)

@@ -24,6 +24,8 @@ def trial(state: State) -> Iterator[None]:
         state.rules,
         state.changes,
         state.may_be_cut,
+        state.will_explain,
+        state.explained_ms,
     )
     dirty = (dict(state.dirty_jobs), dict(state.dirty_nodes), dict(state.dirty_quotas))
     deadlines, fresh = list(state.deadlines), dict(state.fresh)
@@ -34,7 +36,8 @@ def trial(state: State) -> Iterator[None]:
     finally:
         _take_back(state)
         state.now_ms, state.effects, state.is_unsettled, state.dirty_rules = kept[:4]
-        state.rules, state.changes, state.may_be_cut = kept[4:]
+        state.rules, state.changes, state.may_be_cut = kept[4:7]
+        state.will_explain, state.explained_ms = kept[7:]
         state.dirty_jobs, state.dirty_nodes, state.dirty_quotas = dirty
         state.deadlines, state.fresh = deadlines, fresh
         for quota, barrier, head, head_ms, asked_ms in heads:
