@@ -1,6 +1,5 @@
 """Where events wait for the next turn, from any thread. Rule: what was put in is taken once, in order."""
 
-from collections.abc import Iterable
 from threading import Condition
 
 from sublet.domain.events import Event
@@ -9,6 +8,7 @@ from sublet.domain.events import Event
 class Inbox:
     def __init__(self) -> None:
         self._events: list[Event] = []
+        self._is_woken = False
         self._changed = Condition()
 
     def put(self, event: Event) -> None:
@@ -16,22 +16,18 @@ class Inbox:
             self._events.append(event)
             self._changed.notify()
 
-    def put_back(self, events: Iterable[Event]) -> None:
-        """In front of all others: they were taken, and their turn did not count."""
-        with self._changed:
-            self._events[:0] = events
-
     def take(self) -> list[Event]:
         with self._changed:
             taken, self._events = self._events, []
             return taken
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until something is there, `wake` is called, or the time is over."""
+        """Until something is there, `wake` was called since the last wait, or the time is over."""
         with self._changed:
-            if not self._events:
-                self._changed.wait(timeout_s)
+            self._changed.wait_for(lambda: bool(self._events) or self._is_woken, timeout_s)
+            self._is_woken = False
 
     def wake(self) -> None:
         with self._changed:
+            self._is_woken = True
             self._changed.notify_all()

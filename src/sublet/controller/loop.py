@@ -1,24 +1,24 @@
 """The controller: the only one that touches the core. Rule: nothing leaves until what it rests on is durable."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from threading import Event as Flag
 from threading import RLock
 from typing import TypeVar
 
-from sublet.controller.carry import carry_out
+from sublet.controller import recover
+from sublet.controller.carry import acknowledge, carry_out
 from sublet.controller.inbox import Inbox
 from sublet.core.core import Core
 from sublet.domain.changes import Entry
-from sublet.domain.errors import Unavailable
-from sublet.domain.events import Event, Tick
+from sublet.domain.errors import Broken, Unavailable
+from sublet.domain.events import Event
 from sublet.ports import Clock, Engine, Store
 
 log = logging.getLogger("sublet.controller")
 
 Answer = TypeVar("Answer")
-RETRY_S = 1.0  # after a commit that failed
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 15.0  # after a turn that failed; the pause doubles
 LONGEST_WAIT_S = 5.0  # a turn at least so often, so that a clock that jumps is noticed
 
 
@@ -32,120 +32,105 @@ class Controller:
         self.inbox = Inbox()
         self.lock = RLock()
         self._stopping = Flag()
+        self._taken: list[Event] = []  # out of the inbox, and not yet durable
         self._owed: list[Entry] = []  # durable, and not yet carried out
+        self._is_ahead = False  # the core has moved on, and the store has not
         self.is_ready = False
-        self._restore()
+        self._books = recover.restore(store)
 
     def put(self, event: Event) -> None:
         self.inbox.put(event)
 
     def read(self, look: Callable[[Core], Answer]) -> Answer:
-        """`look` sees the books between two turns. It must not keep the core."""
+        """`look` sees the books between two turns, and must not keep them. Unavailable while the store is away."""
         with self.lock:
-            return look(self._core)
+            if self._is_ahead:
+                hint = "Try again in some seconds."
+                what, why = "The scheduler cannot answer now.", "Its last turn could not be stored."
+                raise Unavailable(what=what, why=why, hint=hint, code="store_unavailable")
+            return look(self._books.core)
 
     def recover(self) -> None:
         """After a start: hear what happened meanwhile, and tell the engine again what stands. Both may repeat."""
         self._engine.connect(self)
+        self._between("connect")
         with self.lock:
-            standing = self._core.standing_effects()
-        carry_out(self._engine, standing)
+            standing = self._books.core.standing_effects()
+        carry_out(self._engine, standing, self._between)
         self.is_ready = True
 
     def turn(self) -> list[Entry]:
-        """All events that are there, and one Tick. Nothing, when nothing happened and no deadline is due."""
+        """All events that are there, and one Tick. Nothing, when nothing happened and no deadline is due.
+
+        Unavailable when the store or the engine is, Broken when the core is: call again, nothing is lost.
+        """
         with self.lock:
-            events = self.inbox.take()
+            self._catch_up()
+            self._taken += self.inbox.take()
             self._between("take")
-            now_ms = max(self._at_ms, self._clock.now_ms())
-            deadline = self._core.next_deadline()
-            if not events and (deadline is None or deadline > now_ms):
-                if self._owed:
-                    self.settle()
-                return []
-            entries = self._decide_and_commit(events, now_ms)
+            now_ms = max(self._books.at_ms, self._clock.now_ms())
+            entries = self._decide_and_commit(now_ms) if self._is_due(now_ms) else []
         self._owed += entries
-        self.settle()
+        self._settle()
         return entries
 
-    def settle(self) -> None:
-        """Carry out and acknowledge what is durable. What the engine cannot do now is tried again at the next turn."""
-        for entry in self._owed:
-            carry_out(self._engine, entry.effects)
-        self._between("carry out")
-        owed, self._owed = self._owed, []
-        for entry in owed:
-            self._engine.acknowledge(entry.event)
-        self._between("acknowledge")
-
     def run(self) -> None:
-        """Turns until `stop`. A store that is not available is tried again; nothing that came in is lost."""
+        """Turns until `stop`. What is not available, or broken, is tried again; nothing that came in is lost."""
+        pause_s = FIRST_RETRY_S
         while not self._stopping.is_set():
             try:
                 self.turn()
-                self.is_ready = True
-                self.inbox.wait(self._patience_s())
-            except Unavailable as problem:
+            except (Unavailable, Broken) as problem:
                 self.is_ready = False
-                log.error("%s", problem)
-                self._stopping.wait(RETRY_S)
+                log.error("%s The next try is in %s s.", problem, pause_s)
+                self._stopping.wait(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+            else:
+                self.is_ready, pause_s = True, FIRST_RETRY_S
+                self.inbox.wait(self._patience_s())
 
     def stop(self) -> None:
         self._stopping.set()
         self.inbox.wake()
 
-    def _restore(self) -> None:
-        snapshot = self._store.load()
-        self._core = Core.restore(snapshot)
-        self._sequence, self._at_ms = snapshot.sequence, snapshot.at_ms
+    def _catch_up(self) -> None:
+        """The books again as they are stored. A commit that was said to have failed may have counted all the same."""
+        if not self._is_ahead:
+            return
+        before = self._books.sequence
+        books = recover.restore(self._store)
+        written = recover.written_since(self._store, before, books.sequence)
+        if written:
+            self._taken = []
+            self._owed += written
+        self._books, self._is_ahead = books, False
 
-    def _decide_and_commit(self, events: Sequence[Event], now_ms: int) -> list[Entry]:
-        decided = self._decide(events, now_ms)
+    def _is_due(self, now_ms: int) -> bool:
+        deadline = self._books.core.next_deadline()
+        return bool(self._taken) or (deadline is not None and deadline <= now_ms)
+
+    def _decide_and_commit(self, now_ms: int) -> list[Entry]:
+        books, self._is_ahead = self._books, True
+        decided = recover.decide(books, self._store, self._taken, now_ms)
+        entries = decided.entries(books.sequence)
         self._between("decide")
-        try:
-            self._store.commit(decided, self._core.take_changes(), now_ms)
-        except Unavailable:
-            self.inbox.put_back(events)
-            self._restore_when_possible()
-            raise
-        self._sequence, self._at_ms = decided[-1].sequence, now_ms
+        self._store.commit(entries, decided.changes, now_ms)
+        self._books = recover.Books(core=decided.core, sequence=entries[-1].sequence, at_ms=now_ms)
+        self._taken, self._is_ahead = [], False
         self._between("commit")
-        return decided
+        return entries
 
-    def _decide(self, events: Sequence[Event], now_ms: int) -> list[Entry]:
-        """One entry an event. An event that the core cannot digest is dropped, told, and leaves no trace."""
-        remaining = list(events)
-        while True:
-            entries: list[Entry] = []
-            for event in (*remaining, Tick(at_ms=now_ms)):
-                stamped = replace(event, at_ms=now_ms)
-                try:
-                    effects = self._core.handle(stamped)
-                except Exception:
-                    log.critical("The core cannot digest %r. It is dropped. Please report this.", event, exc_info=True)
-                    if isinstance(event, Tick):
-                        raise
-                    remaining.remove(event)
-                    self._restore()
-                    break
-                entries.append(Entry(sequence=self._sequence + len(entries) + 1, event=stamped, effects=effects))
-            else:
-                return entries
-
-    def _restore_when_possible(self) -> None:
-        """The books have moved on and the store has not: make them again from what is durable."""
-        while not self._stopping.is_set():
-            try:
-                self._restore()
-            except Unavailable as problem:
-                log.error("%s", problem)
-                self._stopping.wait(RETRY_S)
-            else:
-                return
+    def _settle(self) -> None:
+        """Carry out and acknowledge what is durable. What the engine cannot do now is tried again at the next turn."""
+        if not self._owed:
+            return
+        carry_out(self._engine, (effect for entry in self._owed for effect in entry.effects), self._between)
+        owed, self._owed = self._owed, []
+        acknowledge(self._engine, owed, self._between)
 
     def _patience_s(self) -> float:
         with self.lock:
-            deadline = self._core.next_deadline()
+            deadline = self._books.core.next_deadline()
         if deadline is None:
             return LONGEST_WAIT_S
         return min(LONGEST_WAIT_S, max(0.0, (deadline - self._clock.now_ms()) / 1000))
