@@ -64,6 +64,7 @@ class Agent:
     waker: int = -1
     woken: int = -1
     stopping: bool = False
+    tidying: bool = False  # the writer is at work, the deleting of old checkpoints included
 
 
 def newest(agent: Agent) -> Slot | None:
@@ -225,18 +226,24 @@ def reserve(agent: Agent, size: int) -> None:
         have, first = len(usable(agent, size)), agent.next_slot
         count = slots_that_fit(agent.wanted_slots, capacity, have, available_bytes())
         agent.next_slot += count
-    made: list[Slot] = []
     trouble = "" if have + count >= agent.wanted_slots else "There is not enough memory for more."
     for number in range(first, first + count):
         try:
-            made.append(make_slot(number, capacity))
+            slot = make_slot(number, capacity)
         except OSError as error:
             trouble = f"{error.strerror}."
             break
+        with agent.change:
+            agent.slots.append(slot)
+        show_slots(agent, size, trouble, last=False)  # one is enough to begin with
+    show_slots(agent, size, trouble, last=True)
+
+
+def show_slots(agent: Agent, size: int, trouble: str, *, last: bool) -> None:
     with agent.change:
-        agent.slots += made
         shown = usable(agent, size)
-    facts = {"slots": [described(slot) for slot in shown], "wanted": agent.wanted_slots, "bytes": size}
+    slots = [described(slot) for slot in shown]
+    facts = {"slots": slots, "wanted": agent.wanted_slots, "bytes": size, "last": last}
     tell(agent, Event(kind="reserved", step=0, message=trouble, facts=facts), tuple(slot.fd for slot in shown))
 
 
@@ -263,13 +270,17 @@ def write_copies(agent: Agent) -> None:
             while (slot := due(agent)) is None:
                 agent.change.wait(TICK_S)
             slot.users += 1
+        name, agent.tidying = slot.copy["name"], True
         try:
             outcome = write_one(agent, slot)
         finally:
             with agent.change:
                 slot.users -= 1
                 agent.change.notify_all()
-        tell(agent, outcome, name=slot.copy["name"])
+        tell(agent, outcome, name=name)
+        if outcome.kind == "durable" and agent.disk is not None and (trouble := apply_retention(agent.disk)):
+            tell(agent, Event(kind="alarm", step=outcome.step, message=trouble))
+        agent.tidying = False
 
 
 def write_one(agent: Agent, slot: Slot) -> Event:
@@ -298,9 +309,6 @@ def write_one(agent: Agent, slot: Slot) -> Event:
                 other.wanted = False
     facts = {"write_ms": took_ms, "bytes": done.index.stream_bytes, "fresh_bytes": done.fresh_bytes,
              "sequence": done.sequence}  # fmt: skip
-    trouble = apply_retention(disk)
-    if trouble:
-        tell(agent, Event(kind="alarm", step=copy["step"], message=trouble))
     return Event(kind="durable", step=copy["step"], message=f"Step {copy['step']} is on disk.", facts=facts)
 
 
@@ -461,7 +469,7 @@ def is_over(agent: Agent) -> bool:
         return False
     with agent.change:
         undone = [s for s in agent.slots if s.state == COMPLETE and s.wanted and not s.durable and s.tries < LAST_TRIES]
-        return not undone and not any(slot.users for slot in agent.slots) and not agent.outbox
+        return not undone and not agent.tidying and not agent.outbox
 
 
 def run(agent: Agent) -> None:

@@ -55,7 +55,7 @@ from sublet.checkpoint.gang import Gang, ask_all, gather, hear_all, join_gang, l
 from sublet.checkpoint.inline import Writer, open_writer, write_inline
 from sublet.checkpoint.interval import Interval, duration_ms, parse_interval
 from sublet.checkpoint.layout import CHUNK_BYTES, PAGE_BYTES, up
-from sublet.checkpoint.load import load_newest, target_of
+from sublet.checkpoint.load import RNG, load_newest, target_of
 from sublet.checkpoint.record import digest
 from sublet.checkpoint.retention import Keep
 from sublet.checkpoint.sharding import Leaf, holders_of, owned
@@ -224,17 +224,21 @@ class Checkpointer:
             self._ask({"ask": "notice", "deadline_ms": deadline_ms, "reason": reason})
         self._notice = self._notice or Notice(deadline_ms=deadline_ms, reason=reason)
 
-    def prepare(self, state: Any) -> None:
+    def prepare(self, state: Any, *, wait: bool = False) -> None:
         """Have the memory for copies made now, in the background, so that the first save costs no more than the
         others.
         """
         if self._link is None or self._reserving:
             return
-        leaves = self._mine(flatten(state).leaves)
+        flat = flatten(state)
+        leaves = self._mine(flat.leaves)
         size = sum(leaf.tensor.numel() * leaf.tensor.element_size() + 64 for leaf in leaves)
-        objects = flatten(state).objects
-        size += sum(moments_bytes(each) for _, each in objects if isinstance(each, torch.optim.Optimizer))
+        size += sum(moments_bytes(each) for _, each in flat.objects if isinstance(each, torch.optim.Optimizer))
         self._reserve(up(size, PAGE_BYTES) + (1 << 20) + 1024 * len(leaves))
+        while wait and self._reserving:
+            self._hear(WAIT_TICK_MS)
+        for number in list(self._link.slots) if wait else ():
+            ready(self._link, number)
 
     def load(self, state: Any = None, *, step: int | None = None, strict: bool = True) -> Loaded | None:
         """The newest copy whose hashes hold, filled into `state` in place (or just returned); None if there is none.
@@ -322,7 +326,7 @@ class Checkpointer:
         tree: dict[str, Any] = {"state": flat.tree, "rng": None}
         leaves = flat.leaves
         if self._capture_rng:
-            random_flat = flatten(random or rng.capture(), ("sublet.rng",))
+            random_flat = flatten(random or rng.capture(), RNG)
             tree["rng"] = random_flat.tree
             leaves = leaves + random_flat.leaves
         mine = self._planned(leaves)
@@ -410,7 +414,7 @@ class Checkpointer:
         for _ in range(2):
             if not any(slot.capacity >= room for slot in self._link.slots.values()):
                 self._reserve(room)
-            while self._reserving:
+            while self._reserving and not any(slot.capacity >= room for slot in self._link.slots.values()):
                 self._hear(WAIT_TICK_MS)
             reply = self._ask({"ask": "begin", "bytes": room})
             if "slot" in reply:
@@ -559,6 +563,8 @@ class Checkpointer:
     def _take(self, message: dict[str, Any]) -> None:
         kind, facts = message["event"], message["facts"]
         if kind == "reserved":
+            if not facts["last"]:
+                return
             self._reserving = 0
             have = len(facts["slots"])
             if have < facts["wanted"]:

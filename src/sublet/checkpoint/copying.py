@@ -14,7 +14,7 @@ import torch
 
 from sublet.checkpoint.layout import CHUNK_BYTES, PAGE_BYTES, Tensor, placed, tensor_json, up
 from sublet.checkpoint.memory import dtype_name, view_at
-from sublet.checkpoint.record import seal
+from sublet.checkpoint.record import FORMAT, sealed
 from sublet.checkpoint.sharding import Leaf
 
 Layout = tuple[tuple[Any, ...], ...]
@@ -51,9 +51,10 @@ def make_plan(layout: Layout, leaves: Sequence[Leaf], chunk_bytes: int = CHUNK_B
 
 def index_bytes(plan: Plan, *, rank: int, world: int, step: int, tree: Any) -> bytes:
     """The index record of a copy, without chunks: the writer adds them."""
-    return seal({"rank": rank, "world": world, "step": step, "stream_bytes": plan.stream_bytes,
-                 "chunk_bytes": plan.chunk_bytes, "tree": tree, "tensors": json.loads(plan.tensors_json),
-                 "chunks": [], "files": []})  # fmt: skip
+    head = {"format": FORMAT, "rank": rank, "world": world, "step": step, "stream_bytes": plan.stream_bytes,
+            "chunk_bytes": plan.chunk_bytes, "chunks": [], "files": [], "tree": tree}  # fmt: skip
+    text = json.dumps(head, separators=(",", ":"), allow_nan=False)
+    return sealed(f'{text[:-1]},"tensors":{plan.tensors_json}}}\n'.encode())
 
 
 def room_for(plan: Plan, record: bytes) -> int:

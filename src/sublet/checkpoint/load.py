@@ -258,7 +258,7 @@ def prove(opened: Opened, target: Target) -> None:
             opened.check(rank, runs)
 
 
-RNG = ("sublet.rng",)
+RNG = "sublet.rng"
 
 
 def stored_shapes(opened: Opened) -> dict[str, Tensor]:
@@ -321,7 +321,7 @@ def fill(opened: Opened, target: Target, gang: Gang) -> Any:
         opened.work.finish()
     values = decode(opened.tree["state"], lambda name: opened.tensors[name])
     if target.given:
-        put_back(target.state, values, (), set(target.flat.paths) & set(tensor_paths(opened.tree["state"])))
+        put_back(target.state, values, "", set(target.flat.paths) & set(tensor_paths(opened.tree["state"])))
     if target.restore_rng and opened.tree["rng"] is not None:
         state = decode(opened.tree["rng"], lambda name: opened.tensors[name])
         rng.derive(state, gang.rank) if opened.derived_rng else rng.restore(state)

@@ -63,7 +63,11 @@ def index_name(rank: int) -> str:
 
 def seal(value: dict[str, Any]) -> bytes:
     """The bytes of a record."""
-    line = json.dumps({"format": FORMAT, **value}, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return sealed(json.dumps({"format": FORMAT, **value}, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+
+
+def sealed(line: bytes) -> bytes:
+    """A line of JSON, its end included, with its hash behind it."""
     return line + f"xxh3-128 {digest(line)}\n".encode()
 
 

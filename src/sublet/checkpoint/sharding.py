@@ -66,8 +66,9 @@ def leaf_of(name: str, value: torch.Tensor | Shard, *, per_rank: bool) -> Leaf:
     if isinstance(value, Shard):
         return Leaf(name=name, tensor=value.tensor.detach(), global_shape=value.global_shape, start=value.start,
                     per_rank=per_rank)  # fmt: skip
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter)
     value = value.detach()
-    if is_distributed(value):
+    if not plain and is_distributed(value):
         return distributed_leaf(name, value)
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         kind = "meta" if value.is_meta else "quantized" if value.is_quantized else "sparse"

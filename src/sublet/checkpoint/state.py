@@ -18,7 +18,6 @@ from sublet.checkpoint.errors import Broken, Refused
 from sublet.checkpoint.sharding import Leaf, PerRank, Shard, leaf_of
 
 Node = Any
-Path = tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +32,7 @@ class Flat:
     paths: dict[str, Leaf] = field(default_factory=dict)  # every occurrence, a second one of a tensor too
 
 
-def flatten(state: Any, prefix: Path = ()) -> Flat:
+def flatten(state: Any, prefix: str = "") -> Flat:
     """Take a state apart. Refused, with the path, if something in it cannot be kept."""
     flat = Flat()
     flat.tree = encode(flat, state, prefix, per_rank=False)
@@ -41,11 +40,15 @@ def flatten(state: Any, prefix: Path = ()) -> Flat:
     return flat
 
 
-def join(path: Path) -> str:
-    return "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
+def below(path: str, key: object) -> str:
+    """The path of an entry; a slash in its key is written ~1, a tilde ~0."""
+    name = str(key)
+    if "/" in name or "~" in name:
+        name = name.replace("~", "~0").replace("/", "~1")
+    return f"{path}/{name}" if path else name
 
 
-def encode(flat: Flat, value: Any, path: Path, *, per_rank: bool) -> Node:
+def encode(flat: Flat, value: Any, path: str, *, per_rank: bool) -> Node:
     """The node of a value; its tensors go into `flat`."""
     if value is None or isinstance(value, bool | str):
         return value
@@ -61,17 +64,17 @@ def encode(flat: Flat, value: Any, path: Path, *, per_rank: bool) -> Node:
         return float(value) if math.isfinite(value) else {"kind": "float", "value": str(float(value))}
     if has_state(value):
         value = unwrapped(value)
-        flat.objects.append((join(path), value))
+        flat.objects.append((path, value))
         note_frozen(flat, value, path)
         return encode(flat, value.state_dict(), path, per_rank=per_rank)
     if isinstance(value, Mapping):
-        rows = [[key_node(key, path), encode(flat, each, (*path, str(key)), per_rank=per_rank)]
+        rows = [[key_node(key, path), encode(flat, each, below(path, key), per_rank=per_rank)]
                 for key, each in value.items()]  # fmt: skip
         return {"kind": "dict", "items": rows}
     if isinstance(value, torch.Size):
         return {"kind": "tuple", "items": [int(each) for each in value]}
     if isinstance(value, list | tuple):
-        rows = [encode(flat, each, (*path, str(i)), per_rank=per_rank) for i, each in enumerate(value)]
+        rows = [encode(flat, each, below(path, i), per_rank=per_rank) for i, each in enumerate(value)]
         return {"kind": "tuple" if isinstance(value, tuple) else "list", "items": rows}
     if isinstance(value, bytes):
         return {"kind": "bytes", "base64": base64.b64encode(value).decode()}
@@ -80,16 +83,16 @@ def encode(flat: Flat, value: Any, path: Path, *, per_rank: bool) -> Node:
     if isinstance(value, complex):
         return {"kind": "complex", "value": [str(value.real), str(value.imag)]}
     raise Refused(
-        what=f"{join(path) or 'The state'} cannot be kept.",
+        what=f"{path or 'The state'} cannot be kept.",
         why=f"It is a {type(value).__module__}.{type(value).__qualname__}, and checkpoints hold no pickled objects.",
         hint="Keep its numbers, strings and tensors, or give it state_dict and load_state_dict.",
     )
 
 
-def key_node(key: Any, path: Path) -> Node:
+def key_node(key: Any, path: str) -> Node:
     if isinstance(key, bool) or not isinstance(key, str | int):
         raise Refused(
-            what=f"The key {key!r} in {join(path) or 'the state'} cannot be kept.", why="Keys are strings or integers."
+            what=f"The key {key!r} in {path or 'the state'} cannot be kept.", why="Keys are strings or integers."
         )
     return key
 
@@ -112,26 +115,24 @@ def unwrapped(value: Any) -> Any:
     return value
 
 
-def note_frozen(flat: Flat, value: Any, path: Path) -> None:
+def note_frozen(flat: Flat, value: Any, path: str) -> None:
     if isinstance(value, torch.nn.Module):
         for name, parameter in value.named_parameters(remove_duplicate=False):
             if not parameter.requires_grad:
-                flat.frozen.add(join((*path, name)))
+                flat.frozen.add(join(below(path, name)))
 
 
-def add_tensor(flat: Flat, value: torch.Tensor | Shard, path: Path, *, per_rank: bool) -> str:
+def add_tensor(flat: Flat, value: torch.Tensor | Shard, path: str, *, per_rank: bool) -> str:
     """Add a tensor; the name under which it is kept, that of its first occurrence."""
-    name = join(path)
-    leaf = leaf_of(name, value, per_rank=per_rank)
+    leaf = leaf_of(path, value, per_rank=per_rank)
     tensor = leaf.tensor
     key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.start, per_rank)
+    flat.paths[path] = leaf
     if tensor.numel() and key in flat.seen:
-        name = flat.seen[key]
-    else:
-        flat.seen[key] = name
-        flat.leaves.append(leaf)
-    flat.paths[join(path)] = leaf
-    return name
+        return flat.seen[key]
+    flat.seen[key] = path
+    flat.leaves.append(leaf)
+    return path
 
 
 def is_numpy(value: Any) -> bool:
@@ -139,11 +140,11 @@ def is_numpy(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
 
 
-def encode_numpy(flat: Flat, value: Any, path: Path, *, per_rank: bool) -> Node:
+def encode_numpy(flat: Flat, value: Any, path: str, *, per_rank: bool) -> Node:
     import numpy
 
     if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16 or value.dtype == numpy.longdouble:
-        raise Refused(what=f"{join(path)} cannot be kept.", why=f"It is a numpy array of {value.dtype}.")
+        raise Refused(what=f"{path} cannot be kept.", why=f"It is a numpy array of {value.dtype}.")
     array = numpy.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     name = add_tensor(flat, tensor, path, per_rank=per_rank)
@@ -181,29 +182,29 @@ def decode(node: Node, tensor: Callable[[str], torch.Tensor]) -> Any:
     raise Broken(what=f"The checkpoint holds a value of kind {kind!r}.", why="This version does not know it.")
 
 
-def tensor_paths(node: Node, path: Path = ()) -> dict[str, str]:
+def tensor_paths(node: Node, path: str = "") -> dict[str, str]:
     """Where the tree has tensors: path to name; they differ where a tensor occurs twice."""
     if not isinstance(node, dict):
         return {}
     kind = node.get("kind")
     if kind in ("tensor", "array"):
-        return {join(path): node["name"]}
+        return {path: node["name"]}
     if kind == "per_rank":
         return tensor_paths(node["value"], path)
     rows = node["items"] if kind == "dict" else enumerate(node.get("items", ()))
     out: dict[str, str] = {}
     for key, each in rows:
-        out |= tensor_paths(each, (*path, str(key)))
+        out |= tensor_paths(each, below(path, key))
     return out
 
 
-def put_back(target: Any, value: Any, path: Path, filled: set[str]) -> Any:
+def put_back(target: Any, value: Any, path: str, filled: set[str]) -> Any:
     """Give `value` to `target`; tensors in `filled` are in place already. What is to stand where `target` stood."""
     if isinstance(target, PerRank):
         target.value = put_back(target.value, value, path, filled)
         return target
     if isinstance(target, torch.Tensor | Shard):
-        return target if join(path) in filled else value
+        return target if path in filled else value
     if is_numpy(target):
         return value
     if has_state(target):
@@ -213,19 +214,19 @@ def put_back(target: Any, value: Any, path: Path, filled: set[str]) -> Any:
         return target
     if isinstance(target, dict) and isinstance(value, dict):
         for key, each in value.items():
-            target[key] = put_back(target[key], each, (*path, str(key)), filled) if key in target else each
+            target[key] = put_back(target[key], each, below(path, key), filled) if key in target else each
         return target
     if isinstance(target, list) and isinstance(value, list) and len(target) == len(value):
         target[:] = [
-            put_back(old, new, (*path, str(i)), filled) for i, (old, new) in enumerate(zip(target, value, strict=True))
+            put_back(old, new, below(path, i), filled) for i, (old, new) in enumerate(zip(target, value, strict=True))
         ]
         return target
     if isinstance(target, tuple) and isinstance(value, tuple) and len(target) == len(value):
         pairs = enumerate(zip(target, value, strict=True))
-        return tuple(put_back(old, new, (*path, str(i)), filled) for i, (old, new) in pairs)
+        return tuple(put_back(old, new, below(path, i), filled) for i, (old, new) in pairs)
     return value
 
 
-def all_in_place(value: Any, path: Path, filled: set[str]) -> bool:
+def all_in_place(value: Any, path: str, filled: set[str]) -> bool:
     """Is every entry of a module's state a tensor that has been filled already?"""
-    return isinstance(value, dict) and all(join((*path, str(key))) in filled for key in value)
+    return isinstance(value, dict) and all(join(below(path, key)) in filled for key in value)

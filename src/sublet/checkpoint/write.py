@@ -31,7 +31,8 @@ from sublet.checkpoint.record import (
 )
 from sublet.checkpoint.store import PREFIX, TEMPORARY, publish
 
-CARRIED = 64
+CARRIED = 16
+LINK_BYTES = 1 << 20  # a smaller file is written again: what is shared is lost together
 AHEAD = 3  # chunks hashed before the disk asks for them
 SPARE_BYTES = 1 << 20  # left free on a disk for records and directories
 POLL_S = 0.02
@@ -135,7 +136,7 @@ def weigh_previous(filling: Filling) -> None:
     filling.held = {chunk.xxh3_128: chunk for chunk in index.chunks}
     for file in index.files:
         used = sum(chunk.bytes for chunk in index.chunks if chunk.file == file.name)
-        filling.worth[file.name] = used * 2 >= file.bytes
+        filling.worth[file.name] = used * 2 >= file.bytes and file.bytes >= LINK_BYTES
 
 
 def check_room(filling: Filling) -> None:
@@ -157,7 +158,7 @@ def keep_chunk(filling: Filling, number: int, pages: memoryview, size: int, xxh3
     held = filling.held.get(xxh3)
     if held is not None and held.bytes == size and held.age < CARRIED and linkable(filling, held):
         return replace(held, age=held.age + 1)
-    kept = held is not None and held.bytes == size
+    kept = held is not None and held.bytes == size and filling.index.stream_bytes >= LINK_BYTES
     name = f"r{filling.index.rank:05d}-{filling.save.name.removeprefix(PREFIX)}{'-kept' if kept else ''}.data"
     if name not in filling.open:
         filling.open[name] = DataFile(filling.save.temporary / name, direct=filling.direct)
