@@ -49,7 +49,7 @@ class Variant(click.ParamType[tuple[str, dict[str, int]]]):
 def command(
     trace: Path, left: tuple[str, dict[str, int]], right: tuple[str, dict[str, int]], cluster: Path, as_json: bool
 ) -> None:
-    """Replay the job stream TRACE under LEFT and under RIGHT and put the figures side by side.
+    """Replay a job stream under two policies, side by side.
 
     LEFT and RIGHT are a policy (isolated, no-reclaim or lend) with settings after commas, as in lend,cooldown=5m.
     Settings are checkpoint-every, restart-cost, warm-up, grace, cooldown, reclaim-delay and reserve (in percent).

@@ -55,7 +55,11 @@ def command(
     as_json: bool,
     report: Path | None,
 ) -> None:
-    """Replay the job stream TRACE on a cluster and measure waiting, evictions, lost work and allocation."""
+    """Replay a job stream in simulated time.
+
+    The production scheduler runs the stream TRACE on the cluster, with real placement, as fast as it goes. Measured are
+    waiting, evictions, lost work and allocation. A job that is evicted goes on from its last checkpoint.
+    """
     import json
 
     from sublet.sim.metrics import measure
