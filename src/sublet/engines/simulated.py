@@ -1,10 +1,10 @@
 """An engine whose machines and programs are pretended, on a clock that somebody else moves.
 
-Rule: it behaves as a real one would. It tells an end until that is acknowledged, a silent node tells nothing and hears
-nothing, and what a program does follows from its `Behaviour` alone, so that the same calls give the same events.
+Rule: it behaves as a real one would. What it tells it tells until that is acknowledged, a silent node tells nothing and
+hears nothing, and what a program does follows from its `Behaviour` alone, so that the same calls give the same events.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
@@ -66,10 +66,21 @@ class Misdelivery:
 
 
 class SimulatedEngine:
-    """`advance` moves it to the clock's time; `next_ms` says when something happens next."""
+    """`advance` moves it to the clock's time; `next_ms` says when something happens next.
 
-    def __init__(self, clock: Clock, behaviours: Mapping[str, Behaviour], *, node_timeout_ms: int = 60_000) -> None:
+    `line`: after how many milliseconds a message arrives, once for each copy of it; none: it is lost.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        behaviours: Mapping[str, Behaviour],
+        *,
+        node_timeout_ms: int = 60_000,
+        line: Callable[[Event], Sequence[int]] = lambda event: (0,),
+    ) -> None:
         self._clock, self._behaviours, self._node_timeout_ms = clock, behaviours, node_timeout_ms
+        self._line = line
         self._inbox: Inbox | None = None
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._released: dict[str, int] = {}  # newest attempt of a job that is over
@@ -84,6 +95,7 @@ class SimulatedEngine:
         self._held: dict[str, list[Process]] = {}  # what ended on a silent node
         self._unheard: dict[tuple[str, ...], Event] = {}
         self._misdeliveries: list[Misdelivery] = []
+        self._retell_ms = max(1, node_timeout_ms // RETELL)
 
     # ---- the port
 
@@ -111,7 +123,7 @@ class SimulatedEngine:
             self._forget_node(event.node)
         elif isinstance(event, NodeReturned) and event.node in self._closed & self._fenced:
             self._closed.discard(event.node)  # it is back, and still closed: node_up opens it as well
-            self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=event.node))
+            self._plan(self._clock.now_ms(), "opened", event.node)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -149,13 +161,15 @@ class SimulatedEngine:
             self._plan(self._clock.now_ms() + max(lasting, default=0), "fenced", node)
             return
         self._silent_since.pop(node, None)
+        for attempt in self._attempts.values():
+            self._tell_begins(attempt)
         while held := self._held.get(node):
             self._tell_end(held.pop(0))
         for letter in self._letters.pop(node, []):
             self.carry_out(letter)
         if node in self._closed:
             self._closed.discard(node)
-            self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=node))
+            self._on_opened(node)
 
     def drained(self, node: str) -> None:
         """So that node_up opens it again."""
@@ -236,8 +250,13 @@ class SimulatedEngine:
     # ---- what happens
 
     def _on_begin(self, attempt: Attempt) -> None:
+        self._tell_begins(attempt)
+
+    def _tell_begins(self, attempt: Attempt) -> None:
+        """Of those that began and could not tell it yet."""
         for process in attempt.live.values():
-            if not process.told_begin and process.node not in self._silent_since:
+            is_silent = process.node in self._silent_since or process.node in self._lost
+            if process.begin_ms <= self._clock.now_ms() and not process.told_begin and not is_silent:
                 process.told_begin = True
                 self._tell(
                     InstanceBegan(
@@ -261,23 +280,31 @@ class SimulatedEngine:
         if self._silent_since.get(node) == since:
             del self._silent_since[node]
             self._lost.add(node)
-            self._tell(NodeLost(at_ms=self._clock.now_ms(), node=node))
+            lost = NodeLost(at_ms=self._clock.now_ms(), node=node)
+            self._unheard.pop(("NodeReturned", *_key(lost)[1:]), None)  # who never heard that it was back need not now
+            self._tell(lost)
             self._held.pop(node, None)
             self._letters.pop(node, None)
 
     def _on_fenced(self, node: str) -> None:
+        """It is said to be back only to who has heard that it was lost."""
+        if _key(NodeLost(at_ms=0, node=node)) in self._unheard:
+            self._plan(self._clock.now_ms() + self._retell_ms, "fenced", node)
+            return
         self._lost.discard(node)
         self._fenced.add(node)
         self._forget_node(node)
+        self._on_opened(node)
+
+    def _on_opened(self, node: str) -> None:
         self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=node))
 
-    def _on_again(self, ended: InstanceEnded) -> None:
-        if _key(ended) in self._unheard:
-            self._put(ended)
-            self._plan(self._clock.now_ms() + self._node_timeout_ms // RETELL, "again", ended)
+    def _on_again(self, event: Event) -> None:
+        if self._unheard.get(_key(event)) is event:
+            self._send(event)
 
-    def _on_copy(self, ended: InstanceEnded) -> None:
-        self._put(ended)
+    def _on_copy(self, event: Event) -> None:
+        self._put(event)
 
     def _gone(self, process: Process, exit_code: int, *, finished: bool) -> None:
         """Its processes are gone; that is known when its node can tell it."""
@@ -306,21 +333,8 @@ class SimulatedEngine:
             exit_code=process.exit_code,
             finished=finished,
         )
-        self._unheard[_key(ended)] = ended
-        self._deliver(ended)
+        self._tell(ended)
         self._close_if_over(attempt)
-
-    def _deliver(self, ended: InstanceEnded) -> None:
-        now = self._clock.now_ms()
-        self._plan(now + self._node_timeout_ms // RETELL, "again", ended)
-        for misdelivery in self._misdeliveries:
-            if misdelivery.job == ended.job:
-                self._misdeliveries.remove(misdelivery)
-                if not misdelivery.is_lost:
-                    self._put(ended)
-                    self._plan(now + misdelivery.again_after_ms, "copy", ended)
-                return
-        self._put(ended)
 
     # ---- work that is kept
 
@@ -382,9 +396,25 @@ class SimulatedEngine:
         heappush(self._agenda, (at_ms, self._order, kind, subject))
 
     def _tell(self, event: Event) -> None:
-        """It is told again after a crash of the server, until it is acknowledged."""
+        """Now, again and again, and after a crash of the server, until it is acknowledged."""
         self._unheard[_key(event)] = event
-        self._put(event)
+        self._send(event)
+
+    def _send(self, event: Event) -> None:
+        now = self._clock.now_ms()
+        self._plan(now + self._retell_ms, "again", event)
+        for delay_ms in self._misdelivered(event) if isinstance(event, InstanceEnded) else self._line(event):
+            if delay_ms:
+                self._plan(now + delay_ms, "copy", event)
+            else:
+                self._put(event)
+
+    def _misdelivered(self, ended: InstanceEnded) -> Sequence[int]:
+        for misdelivery in self._misdeliveries:
+            if misdelivery.job == ended.job:
+                self._misdeliveries.remove(misdelivery)
+                return () if misdelivery.is_lost else (0, misdelivery.again_after_ms)
+        return self._line(ended)
 
     def _put(self, event: Event) -> None:
         assert self._inbox is not None
