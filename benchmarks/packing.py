@@ -1,9 +1,9 @@
 """How much of a cluster's GPUs each packing rule allocates before pods no longer fit: the OpenB benchmark.
 
-Method, as the authors of fragmentation gradient descent (FGD, USENIX ATC 2023) describe it: the pod list is shuffled with
-a seed and topped up by sampling from it until the pods ask for 130 % of the GPUs; pods are placed in order by CPU, memory
-and (fractional) GPU; nothing departs. The figure is the share of GPUs that is allocated when the pods that have arrived
-ask for as many GPUs as there are. The one rule kept: a placement policy sees one pod and the nodes, never what comes.
+Method, as the authors of fragmentation gradient descent (FGD, USENIX ATC 2023) describe it: the pod list is shuffled
+with a seed and topped up by sampling from it until the pods ask for 130 % of the GPUs; pods are placed in order by CPU,
+memory and (fractional) GPU; nothing departs. The figure is the share of GPUs that is allocated when the pods that have
+arrived ask for as many GPUs as there are. The one rule kept: a policy sees one pod and the nodes, never what comes.
 
     python benchmarks/packing.py NODES.csv PODS.csv [--seeds 42-46] [--policies Random,DotProd,BestFit,FGD] [--json]
 """
@@ -127,7 +127,7 @@ def best_fit(state: State, pod: Pod, largest: tuple[int, int]) -> tuple[float, S
 
 
 def dot_product(state: State, pod: Pod, largest: tuple[int, int]) -> tuple[float, State]:
-    """The node whose free resources look least like the pod's (after Tetris, in the form the FGD authors compare with)."""
+    """The node whose free resources look least like the pod's: after Tetris, as the FGD authors compare with it."""
     cpu = (state.cpu_milli / largest[0]) * (pod.cpu_milli / largest[0])
     gpu = (state.gpu_total / largest[1]) * (pod.gpu_total / largest[1])
     return -(cpu + gpu) / 2, taken(state, pod, fullest(state, pod))
@@ -253,7 +253,7 @@ def choose(
     policy: Policy,
     chance: random.Random | None,
 ) -> tuple[State, State] | None:
-    """The state of the best node and what it becomes; None when the pod fits nowhere. With `chance`: any that fits, and any of its GPUs."""
+    """The best node's state and what it becomes; None: it fits nowhere. With `chance`: any node, any GPUs of it."""
     fitting: list[tuple[tuple[float, int], State, State]] = []
     for state, places in hosts.items():
         if state not in scores:
@@ -272,7 +272,9 @@ def choose(
     return before, after
 
 
-def run(nodes: Sequence[State], pods: Sequence[Pod], names: Sequence[str], seeds: Sequence[int]) -> list[dict[str, object]]:
+def run(
+    nodes: Sequence[State], pods: Sequence[Pod], names: Sequence[str], seeds: Sequence[int]
+) -> list[dict[str, object]]:
     capacity = sum(node.gpu_total for node in nodes)
     rows: list[dict[str, object]] = []
     for name in names:
@@ -300,7 +302,12 @@ def table(rows: Sequence[dict[str, object]], seeds: Sequence[int]) -> str:
     for row in rows:
         values = row["allocation"]
         assert isinstance(values, list)
-        cells = [str(row["policy"]), *(f"{value:.2f}" for value in values), f"{row['mean']:.2f}", f"{row['published']:.2f}"]
+        cells = [
+            str(row["policy"]),
+            *(f"{value:.2f}" for value in values),
+            f"{row['mean']:.2f}",
+            f"{row['published']:.2f}",
+        ]
         lines.append("| " + " | ".join([*cells, str(row["wall_s"])]) + " |")
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ time, starts again from the last one, pays for that with a fixed restart time, a
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -15,11 +15,11 @@ from sublet.controller.loop import Controller
 from sublet.core.core import Core
 from sublet.domain.changes import Changes, Entry, Snapshot
 from sublet.domain.effects import Effect, GiveNotice, RefuseJob, StartGang, StopInstances, UpgradeLease, WithdrawNotice
-from sublet.domain.errors import Refused
+from sublet.domain.errors import Broken, Refused
 from sublet.domain.events import Event, InstanceBegan, InstanceEnded, JobSubmitted, NodeJoined, QuotaSet, RulesSet
 from sublet.domain.jobs import CheckpointHint, IdlePolicy, JobRecord, JobRequest
 from sublet.domain.leases import LeaseKind
-from sublet.domain.quotas import Quota
+from sublet.domain.quotas import Quota, path_of
 from sublet.domain.rules import Rules
 from sublet.ports import Inbox
 from sublet.sim.clock import SimulatedClock
@@ -124,12 +124,7 @@ class World:
         elif isinstance(effect, WithdrawNotice):
             self.lives[place_of(effect.job)].leaves_ms = None
         elif isinstance(effect, RefuseJob):
-            raise Refused(
-                what=f"Job {effect.job} of the stream is refused.",
-                why=f"It can never run on this cluster: {effect.reason.code.value}.",
-                hint="Give its quota or the cluster more GPUs, or leave it out of the stream.",
-                code="stream_unfit",
-            )
+            raise Broken(what=f"The scheduler refused {effect.job}: {effect.reason.code.value}.", code="replay_refused")
 
     def start(self, effect: StartGang) -> None:
         place = place_of(effect.job)
@@ -223,6 +218,9 @@ def replay(
 ) -> Replayed:
     """Run all jobs to their end. `on_progress` is told how many more have arrived. `Refused`: one never fits."""
     started = time.perf_counter()
+    nominal = promised(jobs, cluster)
+    for job in jobs:
+        refuse_unfit(job, nominal, cluster, settings)
     clock = SimulatedClock()
     world = World(jobs, cluster, settings, clock)
     controller = Controller(Forgetful(), world, clock)
@@ -233,12 +231,48 @@ def replay(
     return Replayed(
         jobs=jobs,
         runs=world.runs,
-        nominal={(quota.name, spec): gpus for quota in cluster.quotas for spec, gpus in (quota.nominal or {}).items()},
+        nominal=nominal,
         capacity=cluster.gpus,
         warm_up_ms=settings.warm_up_ms if jobs[-1].submit_ms > settings.warm_up_ms else 0,
         events=world.events,
         wall_s=time.perf_counter() - started,
     )
+
+
+def promised(jobs: Sequence[TraceJob], cluster: Cluster) -> dict[tuple[str, str], int]:
+    """GPUs by quota and spec, for every spec that is asked for; a parent without a number promises its children's."""
+    specs = sorted({job.spec for job in jobs})
+    names = {name for quota in cluster.quotas for name in path_of(quota.name)}
+    own = {quota.name: quota.nominal for quota in cluster.quotas}
+    found: dict[tuple[str, str], int] = {}
+    for name in sorted(names, key=lambda one: (-one.count("/"), one)):
+        said = own.get(name)
+        for spec in specs:
+            below = sum(found[child, spec] for child in names if path_of(child)[1:2] == (name,))
+            found[name, spec] = below if said is None else said.get(spec, 0)
+    return found
+
+
+def refuse_unfit(job: TraceJob, nominal: Mapping[tuple[str, str], int], cluster: Cluster, settings: Settings) -> None:
+    """`Refused` for a job that would wait for ever."""
+    if (job.quota, job.spec) not in nominal:
+        why = f"The cluster has no quota {job.quota}."
+    elif job.gpus > (exist := sum(node.gpu for node in cluster.nodes if node.spec == job.spec)):
+        why = f"It asks for {job.gpus} GPUs of {job.spec}, and {exist} exist."
+    elif may_borrow(job, settings) or job.gpus <= min(nominal[name, job.spec] for name in path_of(job.quota)):
+        return
+    else:
+        why = f"It asks for {job.gpus} GPUs and may not borrow, and {job.quota} is promised fewer."
+    raise Refused(
+        what=f"Job {job.id} of the stream can never run.",
+        why=why,
+        hint="Give its quota or the cluster more GPUs, or leave it out of the stream.",
+        code="stream_unfit",
+    )
+
+
+def may_borrow(job: TraceJob, settings: Settings) -> bool:
+    return settings.policy is not Policy.ISOLATED and job.idle is not IdlePolicy.NEVER
 
 
 def drive(

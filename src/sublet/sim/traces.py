@@ -62,6 +62,8 @@ def read_stream(path: Path) -> list[TraceJob]:
                 code="stream_malformed",
             )
         jobs = [job_of(row, path.name, reader.line_num) for row in reader]
+    if not jobs:
+        raise Refused(what=f"{path.name} holds no jobs.", hint="A stream has one line a job.", code="stream_malformed")
     return sorted(jobs, key=lambda job: job.submit_ms)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sublet.domain.errors import Refused
+from sublet.domain.jobs import IdlePolicy
 from sublet.domain.nodes import Node
 from sublet.domain.quotas import Quota, Strategy
 from sublet.sim.generate import Plan, generate
@@ -121,9 +122,34 @@ def test_progress_counts_every_arrival() -> None:
     assert sum(told) == len(jobs)
 
 
-def test_a_job_of_no_instance_size_is_refused() -> None:
-    with pytest.raises(Refused, match="can never run"):
-        replay([job("x", 0, 1, 2_000_000, "A")], cluster(A=8), Settings())
+@pytest.mark.parametrize(
+    ("unfit", "policy", "said"),
+    [
+        (job("x", 0, 1, 16, "A"), Policy.LEND, "16 GPUs of gpu, and 8 exist"),
+        (job("x", 0, 1, 1, "C"), Policy.LEND, "no quota C"),
+        (job("x", 0, 1, 8, "A"), Policy.ISOLATED, "may not borrow"),
+        (replace(job("x", 0, 1, 8, "A"), idle=IdlePolicy.NEVER), Policy.LEND, "may not borrow"),
+    ],
+)
+def test_a_job_that_would_wait_for_ever_is_refused(unfit: TraceJob, policy: Policy, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        replay([unfit], cluster(A=4, B=4), Settings(policy=policy))
+
+
+def test_a_parent_promises_what_its_children_do() -> None:
+    plain = cluster(A=8)
+    tree = Cluster(
+        nodes=plain.nodes,
+        quotas=(
+            Quota(name="P", nominal=None),
+            Quota(name="P/a", nominal={"gpu": 6}),
+            Quota(name="P/b", nominal={"gpu": 2}),
+        ),
+    )
+    found = replay([job("x", 0, 60, 6, "P/a"), job("y", 0, 60, 2, "P/b")], tree, Settings())
+    assert found.nominal == {("P", "gpu"): 8, ("P/a", "gpu"): 6, ("P/b", "gpu"): 2}
+    assert [run.guaranteed_ms for run in found.runs] == [0, 0]
+    assert measure(found)["queue_mean_s"] == 0
 
 
 def test_lend_and_reclaim_serve_the_owner_on_a_real_stream() -> None:

@@ -47,6 +47,11 @@ def test_a_file_without_the_columns_is_no_stream(tmp_path: Path) -> None:
         read_stream(written(tmp_path / "s.csv", "job,submit_s,duration_s\n"))
 
 
+def test_a_stream_without_jobs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="holds no jobs"):
+        read_stream(written(tmp_path / "s.csv", "job,submit_s,duration_s,gpus,quota\n"))
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     jobs = [
         TraceJob(id="a", submit_ms=0, duration_ms=1_500, gpus=1, quota="q"),
