@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from sublet.domain.rules import Rules
@@ -22,6 +23,7 @@ from sublet.sim.replay import Policy, Settings, replay
 from sublet.sim.traces import read_cluster, read_stream
 
 RESERVES = (0, 25, 50, 75, 100, 150, 300)  # percent of what owners lately took back
+NAMED = (0, 25, 50, 100, 300)  # the others crowd the picture
 SHIPPED = Rules().reserve_percent
 BEGIN, END = "<!-- figures: made by benchmarks/lending.py -->", "<!-- figures: end -->"
 FRONTIER = "lending-frontier.svg"
@@ -90,14 +92,16 @@ def frontier(results: Results) -> Figure:
         ys = [found["queue_mean_s"] for _, found in points]
         axis.plot(xs, ys, color="#2f6fab", marker="o", markersize=5)
         for (percent, _), x, y in zip(points, xs, ys, strict=True):
-            axis.annotate(f"{percent} %", (x, y), xytext=(5, 5), textcoords="offset points", fontsize=8)
+            if percent in NAMED:
+                side, shift = ("right", -7) if percent > SHIPPED else ("left", 7)
+                axis.annotate(f"{percent} %", (x, y), (shift, 3), textcoords="offset points", ha=side, fontsize=8)
             if percent == SHIPPED:
                 axis.plot([x], [y], color="#e08a1e", marker="o", markersize=9)
         axis.axhline(measured["no-reclaim"]["queue_mean_s"], color="#999", linewidth=1, linestyle=":")
         axis.set_title(stream, fontsize=10)
         axis.set_xlabel("evictions per start on borrowed capacity")
         axis.set_ylabel("waiting, mean, s")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.1 * max(ys))
         axis.set_xlim(left=0)
         axis.spines[["top", "right"]].set_visible(False)
     return figure
@@ -134,7 +138,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{stream}\n\n{table(measured)}\n")
     if options.into is not None:
         options.into.write_text(page_with(options.into.read_text(), results))
-        frontier(results).savefig(options.into.parent / FRONTIER, metadata={"Date": None})
+        with rc_context({"svg.hashsalt": "sublet"}):  # the same figures give the same file
+            frontier(results).savefig(options.into.parent / FRONTIER, metadata={"Date": None})
     return 0
 
 
