@@ -1,10 +1,12 @@
 """How long a save blocks, when it is durable, how a load takes: this library, its peers, and the machine's own limits.
 
-One fresh process a method; a state of about 1 GB (model and AdamW moments of a transformer), all of it changed between saves.
-The limits are measured in each process beside the saves, in turn with them, because a shared machine drifts: a ratio
-compares like with like. Rule: durable is said only when the method says it is done and every file and directory is fsynced.
+One fresh process a method; a state of about 1 GB (model and AdamW moments of a transformer), all of it changed
+between saves. The limits are measured in each process beside the saves, in turn with them, because a shared machine
+drifts: a ratio compares like with like. Rule: durable is said only when the method says it is done and every file
+and directory is fsynced.
 
-    python benchmarks/checkpoint.py [--mb 1000] [--saves 8] [--only ours,torch.save] [--directory D] [--python OTHER] [--json]
+    python benchmarks/checkpoint.py [--mb 1000] [--saves 8] [--only ours,torch.save] [--directory D] [--python
+    OTHER] [--json]
 
 Peers that are not installed (safetensors, dlrover) are left out; --python names an interpreter that has them.
 """
@@ -442,8 +444,9 @@ def main() -> None:
     rows = measure(options)
     fine = [row for row in rows if "copy" in row]
     if fine and not options.json:
-        print(f"state {fine[0]['bytes'] / 1e9:.2f} GB; memcpy {statistics.median(r['copy'] for r in fine):.3f} s; "
-              f"direct write + fsync {statistics.median(r['write'] for r in fine):.3f} s; medians of {options.saves}")  # fmt: skip
+        copy, write = (statistics.median(row[name] for row in fine) for name in ("copy", "write"))
+        size = f"state {fine[0]['bytes'] / 1e9:.2f} GB"
+        print(f"{size}; memcpy {copy:.3f} s; direct write + fsync {write:.3f} s; medians of {options.saves}")
 
 
 def kill_children() -> None:

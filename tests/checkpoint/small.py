@@ -58,6 +58,6 @@ def crash(ckpt: Checkpointer) -> None:
     """As the agent sees a trainer's death: the connection ends without a goodbye."""
     from sublet.checkpoint.client import close_link
 
-    ckpt._spots.clear()
+    ckpt._planner.spots.clear()
     if ckpt._link is not None:
         close_link(ckpt._link, goodbye=False)

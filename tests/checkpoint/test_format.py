@@ -28,9 +28,11 @@ LEAVES = st.one_of(
 )  # fmt: skip
 VALUES = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.one_of(st.text(max_size=5), st.integers(-9, 9)), inner, max_size=4)
-    | st.lists(inner, max_size=3).map(tuple),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.one_of(st.text(max_size=5), st.integers(-9, 9)), inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+    ),
     max_leaves=20,
 )
 
@@ -43,10 +45,28 @@ def test_a_tree_of_values_comes_back_as_it_was(value: Any) -> None:
 
 
 def test_every_dtype_shape_and_number_comes_back(tmp_path: Path) -> None:
-    names = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 float8_e4m3fn".split()
+    names = [
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+        "float8_e4m3fn",
+    ]
     state = {name: torch.arange(7).to(torch.float32).to(getattr(torch, name)).reshape(7, 1) for name in names}
     state |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4), "turned": torch.arange(6.0).reshape(2, 3).T}
-    state |= {"numpy": np.arange(5, dtype=np.uint16), "one": np.float32(0.1), "nan": float("nan"), "tied": state["float32"]}
+    state |= {
+        "numpy": np.arange(5, dtype=np.uint16),
+        "one": np.float32(0.1),
+        "nan": float("nan"),
+        "tied": state["float32"],
+    }
     with Checkpointer(tmp_path, agent=False) as ckpt:
         assert ckpt.save_now(1, state)
         loaded = ckpt.load()
@@ -95,7 +115,7 @@ def test_any_flipped_bit_is_seen_and_the_checkpoint_before_is_taken(tmp_path: Pa
     prints = saved(tmp_path, 2, width=64, agent=False, chunk_bytes=16384)
     newest = listed(tmp_path)[0][0]
     rng = random.Random(7)
-    files = [path for path in (tmp_path / newest.name).iterdir()]
+    files = sorted((tmp_path / newest.name).iterdir())
     for number in range(FLIPS):
         path = files[number % len(files)]
         good = path.read_bytes()
@@ -116,7 +136,9 @@ def test_a_file_of_another_length_is_seen(damage: str, tmp_path: Path) -> None:
     commit = listed(tmp_path)[0][0]
     path = next((tmp_path / commit.name).glob("*.data"))
     data = path.read_bytes()
-    path.unlink() if damage == "gone" else path.write_bytes({"cut": data[:-1], "longer": data + b"x", "empty": b""}[damage])
+    path.unlink() if damage == "gone" else path.write_bytes(
+        {"cut": data[:-1], "longer": data + b"x", "empty": b""}[damage]
+    )
     with pytest.raises(Broken):
         verify(tmp_path, commit)
 

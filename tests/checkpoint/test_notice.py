@@ -1,4 +1,6 @@
-"""A coming stop: the agent hears it, the next step saves, or the newest copy goes to disk; then a stop is called safe."""
+"""A coming stop: the agent hears it, the next step saves, or the newest copy goes to disk;
+then a stop is called safe.
+"""
 
 import json
 import signal
@@ -99,5 +101,3 @@ def test_a_notice_that_cannot_be_read_is_a_notice_in_the_end(tmp_path: Path, mon
     assert watch.look() == ""
     now[0] += 2_000
     assert watch.look() == "heard" and watch.deadline_ms == now[0] + notice.DEFAULT_GRACE_MS
-
-

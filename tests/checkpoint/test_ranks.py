@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-
 from sublet.checkpoint.record import read_index
 from sublet.checkpoint.store import listed
 from tests.checkpoint.conftest import end_agent
@@ -55,5 +54,3 @@ def test_a_rank_whose_disk_fails_once_does_not_tear_the_checkpoint(tmp_path: Pat
 def test_tensors_that_differ_in_shape_are_refused_on_all_ranks(tmp_path: Path) -> None:
     said = ranks.together(ranks.differing, 2, tmp_path)
     assert all("x differs between ranks" in each for each in said)
-
-

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -38,17 +38,7 @@ from sublet.checkpoint.client import (
     ready,
     revive,
 )
-from sublet.checkpoint.copying import (
-    Plan,
-    copy_beside,
-    copy_now,
-    index_bytes,
-    layout_of,
-    make_plan,
-    moments_bytes,
-    room_for,
-    windows,
-)
+from sublet.checkpoint.copying import copy_beside, copy_now, index_bytes, room_for
 from sublet.checkpoint.disk import make_directory
 from sublet.checkpoint.errors import CheckpointError, Refused, Unavailable
 from sublet.checkpoint.gang import Gang, ask_all, gather, hear_all, join_gang, leave_gang, most
@@ -56,9 +46,10 @@ from sublet.checkpoint.inline import Writer, open_writer, write_inline
 from sublet.checkpoint.interval import Interval, duration_ms, parse_interval
 from sublet.checkpoint.layout import CHUNK_BYTES, PAGE_BYTES, up
 from sublet.checkpoint.load import RNG, load_newest, target_of
+from sublet.checkpoint.planning import Planner, estimate, made, plan_for, targets_in
 from sublet.checkpoint.record import digest
 from sublet.checkpoint.retention import Keep
-from sublet.checkpoint.sharding import Leaf, holders_of, owned
+from sublet.checkpoint.sharding import Leaf
 from sublet.checkpoint.slots import COMPLETE, FREE, WRITING, Slot
 from sublet.checkpoint.state import Flat, flatten
 from sublet.checkpoint.store import checkpoint_name
@@ -67,14 +58,6 @@ from sublet.checkpoint.words import Event, Loaded, Notice
 log = logging.getLogger("sublet.checkpoint")
 WAIT_TICK_MS = 50
 NO_MEMORY = "There is not enough memory for a copy."
-
-
-@dataclass(slots=True, kw_only=True)
-class Spot:
-    """Where a save goes: the plan bound to one slot."""
-
-    plan: Plan
-    targets: list[torch.Tensor]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,9 +127,7 @@ class Checkpointer:
         self._count = 0
         self._notice: Notice | None = None
         self._stop = self._asked = self._answered = False
-        self._plan: Plan | None = None
-        self._holders: dict[str, tuple[int, ...]] = {}
-        self._spots: dict[int, Spot] = {}
+        self._planner = Planner(gang=self._gang, chunk_bytes=chunk_bytes)
         self._last: Last | None = None
         self._hooked = False
         self._device: gpu.Device | None = None
@@ -167,13 +148,17 @@ class Checkpointer:
     # --- the loop
 
     def step(self, step: int, state: Any, *, metric: float | None = None) -> bool:
-        """Call after each training step. Saves if a save is due; True if it did. `metric` is for Keep(best=…)."""
+        """Call after each training step. Saves if a save is due; True if it did. `metric` is for Keep(best=…).
+
+        `state` may be a function that gives the state: it is called only when a save is due.
+        """
         self._hear()
         due = self._agree(step)
         if self._hooked:
             self._last = Last(step=step, state=state, metric=metric, rng=rng.capture() if self._capture_rng else None)
         if not due:
-            if self._plan is None and self._reserving == 0 and self._link is not None:
+            lazy = isinstance(state, FunctionType | MethodType)
+            if self._planner.plan is None and not lazy and self._link is not None and not self._link.slots:
                 self.prepare(state)
             return False
         return self._save(step, state, metric, None)
@@ -230,11 +215,7 @@ class Checkpointer:
         """
         if self._link is None or self._reserving:
             return
-        flat = flatten(state)
-        leaves = self._mine(flat.leaves)
-        size = sum(leaf.tensor.numel() * leaf.tensor.element_size() + 64 for leaf in leaves)
-        size += sum(moments_bytes(each) for _, each in flat.objects if isinstance(each, torch.optim.Optimizer))
-        self._reserve(up(size, PAGE_BYTES) + (1 << 20) + 1024 * len(leaves))
+        self._reserve(estimate(self._planner, flatten(state)))
         while wait and self._reserving:
             self._hear(WAIT_TICK_MS)
         for number in list(self._link.slots) if wait else ():
@@ -279,7 +260,7 @@ class Checkpointer:
             return
         self._closed = True
         self.wait(None if self._notice is None else "60s")
-        self._spots.clear()
+        self._planner.spots.clear()
         if self._device is not None:
             gpu.unpin_all(self._device)
         if self._link is not None:
@@ -321,6 +302,8 @@ class Checkpointer:
     def _save(self, step: int, state: Any, metric: float | None, random: Any) -> bool:
         """Copy the state; False if it was skipped. Never raises for what memory or disk do."""
         began = time.perf_counter()
+        if isinstance(state, FunctionType | MethodType):
+            state = state()
         flat = flatten(state)
         self._finish_device()
         tree: dict[str, Any] = {"state": flat.tree, "rng": None}
@@ -329,10 +312,8 @@ class Checkpointer:
             random_flat = flatten(random or rng.capture(), RNG)
             tree["rng"] = random_flat.tree
             leaves = leaves + random_flat.leaves
-        mine = self._planned(leaves)
-        if self._plan is None:
-            raise AssertionError("no plan")
-        record = index_bytes(self._plan, rank=self._gang.rank, world=self._gang.world, step=step, tree=tree)
+        mine = plan_for(self._planner, leaves)
+        record = index_bytes(made(self._planner), rank=self._gang.rank, world=self._gang.world, step=step, tree=tree)
         if self._link is None:
             done = self._save_inline(step, mine, record, metric)
         else:
@@ -345,38 +326,13 @@ class Checkpointer:
             self.counters.copied_step, self.counters.blocked_ms = step, blocked_ms
             if self._notice is not None or self._asked:
                 self._answered = self._stop = True
-            facts = {"blocked_ms": round(blocked_ms, 3), "bytes": self._plan.stream_bytes}
+            facts = {"blocked_ms": round(blocked_ms, 3), "bytes": made(self._planner).stream_bytes}
             self._note(Event(kind="copied", step=step, message=f"Step {step} is copied.", facts=facts))
         return done
 
-    def _planned(self, leaves: list[Leaf]) -> list[Leaf]:
-        """What this rank writes; the plan is made anew when the layout has changed on any rank."""
-        layout = layout_of(leaves)
-        changed = self._plan is None or self._plan.layout != layout
-        if most(self._gang, [int(changed)])[0]:
-            self._holders = self._agreed_holders(leaves)
-            mine = owned(leaves, self._holders, self._gang.rank) if self._gang.world > 1 else leaves
-            self._plan = make_plan(layout, mine, self._chunk_bytes)
-            self._spots.clear()
-            return mine
-        return owned(leaves, self._holders, self._gang.rank) if self._gang.world > 1 else leaves
-
-    def _agreed_holders(self, leaves: list[Leaf]) -> dict[str, tuple[int, ...]]:
-        if self._gang.world == 1:
-            return {}
-        rows = [[each.name, str(each.tensor.dtype), list(each.tensor.shape)] for each in leaves if each.replicated]
-        return holders_of(gather(self._gang, rows))
-
-    def _mine(self, leaves: list[Leaf]) -> list[Leaf]:
-        """For an estimate, without asking the other ranks."""
-        holders = {leaf.name: tuple(range(self._gang.world)) for leaf in leaves}
-        return owned(leaves, holders, self._gang.rank) if self._gang.world > 1 else leaves
-
     def _save_to_slot(self, step: int, flat: Flat, mine: list[Leaf], record: bytes, metric: float | None) -> bool:
         """Into a slot of the agent; skipped if on any rank there is none."""
-        plan = self._plan
-        if plan is None or self._link is None:
-            raise AssertionError("no plan or no agent")
+        plan = made(self._planner)
         room = room_for(plan, record)
         slot, why = self._begin(room)
         taken, unaffordable = most(self._gang, [int(slot is None), int(why == NO_MEMORY)])
@@ -390,11 +346,9 @@ class Checkpointer:
             return False
         if slot is None:
             raise AssertionError("agreed to save without a slot")
-        spot = self._spots.get(slot.id)
-        if spot is None or spot.plan is not plan:
-            spot = self._spots[slot.id] = Spot(plan=plan, targets=windows(plan, slot.map))
+        targets = targets_in(self._planner, slot.id, slot.map)
         start = up(plan.stream_bytes, PAGE_BYTES)
-        event = self._copy(slot, spot, flat, mine)
+        event = self._copy(slot, targets, flat, mine)
         slot.map[start : start + len(record)] = record
         copy = {
             "name": self._next_name(step), "step": step, "run": self._run, "world": self._gang.world, "metric": metric,
@@ -425,14 +379,14 @@ class Checkpointer:
                 return None, str(reply["busy"])
         return None, NO_MEMORY
 
-    def _copy(self, slot: Slot, spot: Spot, flat: Flat, mine: list[Leaf]) -> "torch.cuda.Event | None":
+    def _copy(self, slot: Slot, targets: list[torch.Tensor], flat: Flat, mine: list[Leaf]) -> "torch.cuda.Event | None":
         """Copy all leaves; an event if the copy goes on beside the next step."""
         if not any(leaf.tensor.is_cuda for leaf in mine):
-            copy_now(spot.targets, mine)
+            copy_now(targets, mine)
             return None
         device = self._device = self._device or gpu.open_device()
         gpu.pin(device, slot.map, slot.capacity)
-        event = copy_beside(spot.targets, mine, device.stream)
+        event = copy_beside(targets, mine, device.stream)
         if not gpu.gate(device, flat.objects):
             event.synchronize()
             return None
@@ -453,7 +407,7 @@ class Checkpointer:
             self._forget(number)
 
     def _forget(self, number: int) -> None:
-        self._spots.pop(number, None)
+        self._planner.spots.pop(number, None)
         if self._link is not None and number in self._link.slots:
             drop_slot(self._link, number)
 
@@ -463,8 +417,6 @@ class Checkpointer:
 
     def _save_inline(self, step: int, mine: list[Leaf], record: bytes, metric: float | None) -> bool:
         """Without memory for copies: to disk, now."""
-        if self._plan is None:
-            raise AssertionError("no plan")
         if self._writer is None:
             self._writer = open_writer(
                 self.directory, self._gang, self.keep, self._chunk_bytes, self._direct, lock=False
@@ -472,7 +424,7 @@ class Checkpointer:
         name = self._next_name(step)
         try:
             facts = write_inline(
-                self._writer, self._gang, self._plan, mine, record, name=name, run=self._run, metric=metric
+                self._writer, self._gang, made(self._planner), mine, record, name=name, run=self._run, metric=metric
             )
         except (CheckpointError, OSError) as error:
             self._failed = str(error)
@@ -537,7 +489,7 @@ class Checkpointer:
             raise AssertionError("no agent")
         step = self.counters.copied_step
         self._note(Event(kind="agent_lost", step=step, message="The agent died. Another one takes the copies over."))
-        self._spots.clear()
+        self._planner.spots.clear()
         revive(self._link)
         if self._reserving:
             size, self._reserving = self._reserving, 0

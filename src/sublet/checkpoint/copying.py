@@ -99,11 +99,3 @@ def copy_beside(
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
     return event
-
-
-def moments_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What an optimizer without a state yet will most likely add: two moments per parameter, none for plain SGD."""
-    if optimizer.state or isinstance(optimizer, torch.optim.SGD):
-        return 0
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    return sum(2 * p.numel() * p.element_size() + 256 for p in parameters)

@@ -155,8 +155,14 @@ class Loader:
             yield batch
 
     def __len__(self) -> int:
-        """Batches left in this epoch."""
-        return len(Batches(self.position))
+        """Batches of a whole epoch; the first iteration after a resume gives what is left of its epoch."""
+        return self.position.batches_per_epoch
+
+    def state_dict(self) -> dict[str, int]:
+        return self.position.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position.load_state_dict(state)
 
 
 def loader(dataset: Dataset[Any], position: Position, **options: Any) -> Loader:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sublet.checkpoint.disk import opened
 from sublet.checkpoint.errors import Broken
@@ -113,3 +114,20 @@ def verify(directory: Path, commit: Commit) -> int:
             read_spans(stream, [Span(start=0, size=index.stream_bytes, into=None)])
         total += index.stream_bytes
     return total
+
+
+def values_of(node: Any, path: str = "") -> dict[str, Any]:
+    """The plain values of a tree by path; tensors are left out."""
+    if not isinstance(node, dict):
+        return {path: node}
+    kind = node["kind"]
+    if kind in ("tensor", "array"):
+        return {}
+    if kind == "per_rank":
+        return values_of(node["value"], path)
+    if kind not in ("dict", "list", "tuple"):
+        return {path: {key: value for key, value in node.items() if key != "kind"}}
+    out: dict[str, Any] = {}
+    for key, each in node["items"] if kind == "dict" else enumerate(node["items"]):
+        out |= values_of(each, f"{path}/{key}" if path else str(key))
+    return out

@@ -119,7 +119,7 @@ def note_frozen(flat: Flat, value: Any, path: str) -> None:
     if isinstance(value, torch.nn.Module):
         for name, parameter in value.named_parameters(remove_duplicate=False):
             if not parameter.requires_grad:
-                flat.frozen.add(join(below(path, name)))
+                flat.frozen.add(below(path, name))
 
 
 def add_tensor(flat: Flat, value: torch.Tensor | Shard, path: str, *, per_rank: bool) -> str:
@@ -229,4 +229,4 @@ def put_back(target: Any, value: Any, path: str, filled: set[str]) -> Any:
 
 def all_in_place(value: Any, path: str, filled: set[str]) -> bool:
     """Is every entry of a module's state a tensor that has been filled already?"""
-    return isinstance(value, dict) and all(join(below(path, key)) in filled for key in value)
+    return isinstance(value, dict) and all(below(path, key) in filled for key in value)

@@ -1,4 +1,7 @@
-"""What one rank does in the tests of several ranks. Each function gets rank, world and a directory, and returns plain values."""
+"""What one rank does in the tests of several ranks.
+
+Each function gets rank, world and a directory, and returns plain values.
+"""
 
 import hashlib
 import multiprocessing
@@ -19,7 +22,10 @@ LAYERS = (24, 30)  # divides evenly neither by 4 nor by 7
 
 
 def together(work: Callable[..., Any], world: int, directory: Path, *args: Any) -> list[Any]:
-    """Run `work` on `world` ranks over gloo; what each returned, in order. Fails with the story of the first that failed."""
+    """Run `work` on `world` ranks over gloo; what each returned, in order.
+
+    Fails with the story of the first that failed.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch.distributed.fsdp"])
     results: Any = context.Queue()
@@ -46,7 +52,7 @@ def one_rank(
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     try:
         results.put((rank, work(rank, world, directory, *args)))
-    except BaseException:  # the edge of the process: the story goes to the test
+    except Exception:  # noqa: BLE001  the edge of the process: the story goes to the test
         results.put((rank, traceback.format_exc()))
     dist.destroy_process_group()
 
@@ -122,7 +128,9 @@ def load_sharded(rank: int, world: int, directory: Path) -> tuple[str, int, int,
 
 def replicas(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Linear(40, 3)))
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Linear(40, 3))
+    )
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -142,7 +150,7 @@ def ddp_run(rank: int, world: int, directory: Path, last: int, die_at: int) -> d
         assert ckpt.step(step, state) or ckpt.save_now(step, state, wait=True)
         if step == die_at:
             break
-    written = ckpt._plan.stream_bytes if ckpt._plan else 0
+    written = ckpt._planner.plan.stream_bytes if ckpt._planner.plan else 0
     out = {"start": first, "tier": loaded.tier if loaded else "", "print": ddp_print(model), "bytes": written,
            "agent": ckpt._link.agent_pid if ckpt._link else 0}  # fmt: skip
     if die_at:
@@ -193,5 +201,3 @@ def differing(rank: int, world: int, directory: Path) -> str:
         except Refused as error:
             return str(error)
     return ""
-
-
