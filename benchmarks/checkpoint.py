@@ -12,6 +12,7 @@ Peers that are not installed (safetensors, dlrover) are left out; --python names
 """
 
 import argparse
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -118,9 +119,10 @@ class Limits:
 
 def sync_all(directory: Path) -> None:
     for path in [directory, *directory.rglob("*")]:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
+        with contextlib.suppress(FileNotFoundError):  # an old checkpoint that is being deleted
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
 
 
 def drop_cache(directory: Path) -> None:

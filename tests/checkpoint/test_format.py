@@ -127,6 +127,9 @@ def test_any_flipped_bit_is_seen_and_the_checkpoint_before_is_taken(tmp_path: Pa
             loaded = ckpt.load(run.state)
         assert loaded is not None and loaded.step == 1 and print_of(run.state) == prints[1]
         assert loaded.hops[0].step == 2 and loaded.hops[0].why
+        with Checkpointer(tmp_path, agent=False) as ckpt:
+            alone = ckpt.load()
+        assert alone is not None and alone.step == 1
         path.write_bytes(good)
 
 

@@ -279,6 +279,8 @@ class Checkpointer:
             self.close()
         elif self._link is not None:  # a crash: the agent keeps the copies for the next start
             close_link(self._link, goodbye=False)
+        elif self._writer is not None and self._writer.lock is not None:
+            self._writer.lock.release()
 
     # --- agreement
 

@@ -253,9 +253,8 @@ def prove(opened: Opened, target: Target) -> None:
     if opened.in_memory and opened.world > 1:
         return  # what the other ranks hold comes over the group, in fill()
     opened.work = plan_work(target.wanted, opened.pieces)
-    if target.given:
-        for rank, runs in opened.work.runs.items():
-            opened.check(rank, runs)
+    for rank, runs in opened.work.runs.items():  # new tensors may be filled at once: a failure costs nothing
+        opened.check(rank, runs) if target.given else opened.read(rank, runs)
 
 
 RNG = "sublet.rng"
@@ -316,7 +315,7 @@ def fill(opened: Opened, target: Target, gang: Gang) -> Any:
     if opened.in_memory and opened.world > 1:
         fill_from_ranks(opened, target, gang)
     else:
-        for rank, runs in opened.work.runs.items():
+        for rank, runs in opened.work.runs.items() if target.given else ():
             opened.read(rank, runs)
         opened.work.finish()
     values = decode(opened.tree["state"], lambda name: opened.tensors[name])
