@@ -70,7 +70,6 @@ class Controller:
             self._between("take")
             now_ms = max(self._books.at_ms, self._clock.now_ms())
             entries = self._decide_and_commit(now_ms) if self._is_due(now_ms) else []
-        self._owed += entries
         self._settle()
         return entries
 
@@ -117,6 +116,7 @@ class Controller:
         self._store.commit(entries, decided.changes, now_ms)
         self._books = recover.Books(core=decided.core, sequence=entries[-1].sequence, at_ms=now_ms)
         self._taken, self._is_ahead = [], False
+        self._owed += entries
         self._between("commit")
         return entries
 
@@ -125,8 +125,8 @@ class Controller:
         if not self._owed:
             return
         carry_out(self._engine, (effect for entry in self._owed for effect in entry.effects), self._between)
-        owed, self._owed = self._owed, []
-        acknowledge(self._engine, owed, self._between)
+        acknowledge(self._engine, self._owed, self._between)
+        self._owed = []
 
     def _patience_s(self) -> float:
         with self.lock:

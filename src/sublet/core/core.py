@@ -385,7 +385,7 @@ class Core:
         book = self.state.nodes.get(event.node)
         if book is None or book.state is NodeState.UP:
             return
-        if book.state is NodeState.LOST and book.was_drained:
+        if book.state is NodeState.LOST and book.was_drained and not event.is_open:
             self._mark(book, NodeState.DRAINING, "drained before it was lost")
         else:
             self._mark(book, NodeState.UP, "returned")

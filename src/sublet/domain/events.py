@@ -81,10 +81,14 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReturned:
-    """Usable again. Of a lost node the engine says so only after it has ended all that still ran there."""
+    """Usable again. Of a lost node the engine says so only after it has ended all that still ran there.
+
+    `is_open`: also if it was drained before it was lost; so told, it may be told twice.
+    """
 
     at_ms: int
     node: str
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,6 @@ class SimulatedEngine:
         self._order = 0
         self._silent_since: dict[str, int] = {}
         self._lost: set[str] = set()
-        self._fenced: set[str] = set()  # came back too late at least once
         self._closed: set[str] = set()  # drained, or quarantined: node_up opens it again
         self._letters: dict[str, list[Effect]] = {}  # commands to a silent node
         self._held: dict[str, list[Process]] = {}  # what ended on a silent node
@@ -121,9 +120,6 @@ class SimulatedEngine:
         self._unheard.pop(_key(event), None)
         if isinstance(event, NodeLost):
             self._forget_node(event.node)
-        elif isinstance(event, NodeReturned) and event.node in self._closed & self._fenced:
-            self._closed.discard(event.node)  # it is back, and still closed: node_up opens it as well
-            self._plan(self._clock.now_ms(), "opened", event.node)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -156,6 +152,8 @@ class SimulatedEngine:
 
     def node_up(self, node: str) -> None:
         """Back in time: all goes on. Back too late: what still runs there is ended first."""
+        was_closed = node in self._closed
+        self._closed.discard(node)
         if node in self._lost:
             lasting = [self._stop_takes(p.ref.job) or 0 for p in self._processes_on(node)]
             self._plan(self._clock.now_ms() + max(lasting, default=0), "fenced", node)
@@ -167,19 +165,19 @@ class SimulatedEngine:
             self._tell_end(held.pop(0))
         for letter in self._letters.pop(node, []):
             self.carry_out(letter)
-        if node in self._closed:
-            self._closed.discard(node)
-            self._on_opened(node)
+        if was_closed:
+            self._tell_return(node)
 
     def drained(self, node: str) -> None:
         """So that node_up opens it again."""
         self._closed.add(node)
 
     def running(self) -> Iterable[tuple[str, int, str, int]]:
-        """Job, attempt, node and GPUs of every process that is there, as the machines see it."""
+        """Job, attempt, node and GPUs of every process on a node that is not lost, as the machines see it."""
         for attempt in self._attempts.values():
             for process in attempt.live.values():
-                yield attempt.job, attempt.attempt, process.node, process.gpus
+                if process.node not in self._lost:
+                    yield attempt.job, attempt.attempt, process.node, process.gpus
 
     # ---- commands
 
@@ -292,12 +290,12 @@ class SimulatedEngine:
             self._plan(self._clock.now_ms() + self._retell_ms, "fenced", node)
             return
         self._lost.discard(node)
-        self._fenced.add(node)
         self._forget_node(node)
-        self._on_opened(node)
+        self._tell_return(node)
 
-    def _on_opened(self, node: str) -> None:
-        self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=node))
+    def _tell_return(self, node: str) -> None:
+        """To be used, unless it was drained again meanwhile."""
+        self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=node, is_open=node not in self._closed))
 
     def _on_again(self, event: Event) -> None:
         if self._unheard.get(_key(event)) is event:

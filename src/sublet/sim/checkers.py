@@ -1,40 +1,68 @@
-"""Looks at a run from outside, event by event. Rule: it shares no code with the core, only the words.
+"""Looks at a run from outside, entry by entry. Rule: it shares no code with the core, only the words.
 
-What it holds: no node gives more than it has and no job runs twice, as the machines see it; promises are kept; attempts
-count up by one; a gang is whole; each end is told once.
+What it holds: no node gives more than it has and no job runs twice, as the machines see it; promises are kept, also to
+who was promised not to be disturbed; attempts count up by one; a gang is whole; each end is told once.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from sublet.domain import effects as eff
 from sublet.domain.changes import Entry
 from sublet.domain.events import QuotaDeleted, QuotaSet
-from sublet.domain.jobs import JobRequest
+from sublet.domain.jobs import JobRequest, Outcome
 from sublet.domain.leases import Lease
 from sublet.domain.quotas import Quota, path_of
 from sublet.engines.simulated import SimulatedEngine
 
 
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """A lease as the log tells it. `may_leave`: instances that were told to leave, ever."""
+
+    attempt: int
+    kind: str
+    lease: Lease
+    request: JobRequest
+    live: set[int]
+    may_leave: set[int] = field(default_factory=set)
+
+
 class Checker:
-    """`problems` are sentences; none means that all held so far."""
+    """`problems` are sentences; none means that all held so far. `ended`: jobs and how they ended."""
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
         self.problems: list[str] = []
         self.ended: dict[str, str] = {}
         self._capacity = capacity
         self._quotas: dict[str, Quota] = {}
-        self._leases: dict[str, tuple[int, str, Lease, JobRequest, set[int]]] = {}
+        self._held: dict[str, Held] = {}
         self._attempts: dict[str, int] = defaultdict(int)
-        self._queued: Counter[str] = Counter()
+        self._submitted_ms: dict[str, int] = {}
+        self._sequence = 0
+        self._rules: dict[type[Any], Callable[[Any], None]] = {
+            eff.StartGang: self._granted,
+            eff.GiveNotice: self._noticed,
+            eff.ReleaseInstances: self._released,
+            eff.UpgradeLease: self._upgraded,
+            eff.DowngradeLease: self._downgraded,
+            eff.RequeueJob: self._requeued,
+            eff.EndJob: self._ended,
+        }
 
     def observe(self, entry: Entry) -> None:
+        self._sequence = entry.sequence
         if isinstance(entry.event, QuotaSet):
             self._quotas[entry.event.quota.name] = entry.event.quota
         elif isinstance(entry.event, QuotaDeleted):
             self._quotas.pop(entry.event.name, None)
         for effect in entry.effects:
-            self._observe(effect, entry.sequence)
+            if isinstance(effect, eff.QueueJob):
+                self._queued(effect, entry.event.at_ms)
+            elif type(effect) in self._rules:
+                self._rules[type(effect)](effect)
 
     def look(self, engine: SimulatedEngine) -> None:
         """At the machines themselves: what really runs where."""
@@ -48,73 +76,98 @@ class Checker:
                 self.problems.append(f"node {node} runs {gpus} GPU, it has {self._capacity[node]}")
         self.problems += [f"{job} runs {len(a)} attempts at once" for job, a in running.items() if len(a) > 1]
 
-    def _observe(self, effect: eff.Effect, sequence: int) -> None:
-        match effect:
-            case eff.QueueJob():
-                self._queued[effect.job] += 1
-                if self._queued[effect.job] > 1:
-                    self._say(sequence, f"{effect.job} is queued twice")
-            case eff.StartGang():
-                self._granted(effect, sequence)
-            case eff.ReleaseInstances():
-                self._released(effect, sequence)
-            case eff.UpgradeLease() if effect.job in self._leases:
-                attempt, _, lease, request, live = self._leases[effect.job]
-                self._leases[effect.job] = (attempt, "guaranteed", lease, request, live)
-                self._check_promise(request, lease.spec, sequence)
-            case eff.DowngradeLease() if effect.job in self._leases:
-                attempt, _, lease, request, live = self._leases[effect.job]
-                self._leases[effect.job] = (attempt, "idle", lease, request, live)
-            case eff.EndJob():
-                if effect.job in self.ended or effect.job in self._leases:
-                    self._say(sequence, f"{effect.job} ends twice, or while it holds a lease")
-                self.ended[effect.job] = effect.outcome
-            case _:
-                pass
+    def _queued(self, effect: eff.QueueJob, at_ms: int) -> None:
+        if self._submitted_ms.setdefault(effect.job, at_ms) != at_ms or effect.job in self.ended:
+            self._say(f"{effect.job} is queued twice")
 
-    def _granted(self, effect: eff.StartGang, sequence: int) -> None:
+    def _granted(self, effect: eff.StartGang) -> None:
         job, request, lease = effect.job, effect.request, effect.lease
-        if job in self._leases or job in self.ended:
-            self._say(sequence, f"{job} is granted a second lease")
+        if job in self._held or job in self.ended:
+            self._say(f"{job} is granted a second lease, or one after its end")
         if effect.attempt != self._attempts[job] + 1:
-            self._say(sequence, f"{job} starts attempt {effect.attempt} after {self._attempts[job]}")
-        if len(lease.nodes) < (request.min_instances or len(request.sizes)):
-            self._say(sequence, f"{job} is granted a part of its gang")
+            self._say(f"{job} starts attempt {effect.attempt} after {self._attempts[job]}")
+        if not (request.min_instances or len(request.sizes)) <= len(lease.nodes) <= len(request.sizes):
+            self._say(f"{job} is granted {len(lease.nodes)} instances of its gang of {len(request.sizes)}")
+        if (lease.kind, request.idle) in (("guaranteed", "only"), ("idle", "never")):
+            self._say(f"{job} is granted an {lease.kind} lease, its idle policy is {request.idle}")
         self._attempts[job] = effect.attempt
-        self._leases[job] = (effect.attempt, lease.kind, lease, request, set(range(len(effect.instances))))
-        held: Counter[str] = Counter()
-        for _, _, one, _, live in self._leases.values():
-            for position in live:
-                held[one.nodes[position]] += one.gpus[position]
-        for node in set(lease.nodes):
-            if held[node] > self._capacity[node]:
-                self._say(sequence, f"node {node} is granted {held[node]} GPU, it has {self._capacity[node]}")
+        live = set(range(len(effect.instances)))
+        self._held[job] = Held(attempt=effect.attempt, kind=lease.kind, lease=lease, request=request, live=live)
+        self._check_nodes(set(lease.nodes))
         if lease.kind == "guaranteed":
-            self._check_promise(request, lease.spec, sequence)
+            self._check_promise(job)
 
-    def _check_promise(self, request: JobRequest, spec: str, sequence: int) -> None:
-        for level in path_of(request.quota):
+    def _check_nodes(self, nodes: set[str]) -> None:
+        held: Counter[str] = Counter()
+        for one in self._held.values():
+            for place in one.live:
+                held[one.lease.nodes[place]] += one.lease.gpus[place]
+        for node in sorted(nodes):
+            if held[node] > self._capacity[node]:
+                self._say(f"node {node} is granted {held[node]} GPU, it has {self._capacity[node]}")
+
+    def _check_promise(self, job: str) -> None:
+        spec = self._held[job].lease.spec
+        for level in path_of(self._held[job].request.quota):
             quota = self._quotas.get(level)
             if quota is None or quota.nominal is None:
                 continue
             used = sum(
-                sum(lease.gpus[position] for position in live)
-                for _, kind, lease, one, live in self._leases.values()
-                if kind == "guaranteed" and lease.spec == spec and level in path_of(one.quota)
+                sum(one.lease.gpus[place] for place in one.live)
+                for one in self._held.values()
+                if one.kind == "guaranteed" and one.lease.spec == spec and level in path_of(one.request.quota)
             )
             if used > quota.nominal.get(spec, 0):
-                self._say(
-                    sequence, f"quota {level} holds {used} of {spec}, it is promised {quota.nominal.get(spec, 0)}"
-                )
+                self._say(f"quota {level} holds {used} of {spec}, it is promised {quota.nominal.get(spec, 0)}")
 
-    def _released(self, effect: eff.ReleaseInstances, sequence: int) -> None:
-        found = self._leases.get(effect.job)
-        if found is None or found[0] != effect.attempt or not set(effect.instances) <= found[4]:
-            self._say(sequence, f"{effect.job}#{effect.attempt} releases {effect.instances}, which it does not hold")
+    def _noticed(self, effect: eff.GiveNotice) -> None:
+        held = self._held.get(effect.job)
+        if held is None or held.attempt != effect.attempt:
+            self._say(f"{effect.job}#{effect.attempt} is told to leave what it does not hold")
             return
-        found[4].difference_update(effect.instances)
-        if not found[4]:
-            del self._leases[effect.job]
+        held.may_leave |= set(effect.instances)
+        levels = [self._quotas.get(name) for name in path_of(held.request.quota)]
+        is_inside = any(one is not None and (one.self_preemption or one.sub_quota_preemption) for one in levels)
+        if held.kind == "guaranteed" and not is_inside:
+            self._say(f"{effect.job} has a guaranteed lease and is told to leave")
 
-    def _say(self, sequence: int, sentence: str) -> None:
-        self.problems.append(f"entry {sequence}: {sentence}")
+    def _released(self, effect: eff.ReleaseInstances) -> None:
+        held = self._held.get(effect.job)
+        if held is None or held.attempt != effect.attempt or not set(effect.instances) <= held.live:
+            self._say(f"{effect.job}#{effect.attempt} releases {effect.instances}, which it does not hold")
+            return
+        is_gang = held.request.min_instances is None
+        if effect.outcome is Outcome.PREEMPTED and not (
+            held.may_leave if is_gang else held.may_leave & set(effect.instances)
+        ):
+            self._say(f"{effect.job} is preempted without a notice")
+        held.live.difference_update(effect.instances)
+        if not held.live:
+            del self._held[effect.job]
+
+    def _upgraded(self, effect: eff.UpgradeLease) -> None:
+        if effect.job not in self._held or self._held[effect.job].kind != "idle":
+            self._say(f"{effect.job} is upgraded and holds no idle lease")
+            return
+        self._held[effect.job].kind = "guaranteed"
+        self._check_promise(effect.job)
+
+    def _downgraded(self, effect: eff.DowngradeLease) -> None:
+        if effect.job not in self._held or self._held[effect.job].kind != "guaranteed":
+            self._say(f"{effect.job} is downgraded and holds no guaranteed lease")
+            return
+        self._held[effect.job].kind = "idle"
+
+    def _requeued(self, effect: eff.RequeueJob) -> None:
+        if effect.job in self._held:
+            self._say(f"{effect.job} is queued again and still holds a lease")
+        if effect.submitted_ms != self._submitted_ms.get(effect.job):
+            self._say(f"{effect.job} has lost its submit time {self._submitted_ms.get(effect.job)}")
+
+    def _ended(self, effect: eff.EndJob) -> None:
+        if effect.job in self.ended or effect.job in self._held:
+            self._say(f"{effect.job} ends twice, or while it holds a lease")
+        self.ended[effect.job] = effect.outcome
+
+    def _say(self, sentence: str) -> None:
+        self.problems.append(f"entry {self._sequence}: {sentence}")

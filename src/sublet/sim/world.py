@@ -4,11 +4,13 @@ At one instant first comes what has ended by itself or is confirmed gone, then t
 the scheduler looks, until nothing more happens at that instant.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sublet.controller.loop import Controller
 from sublet.domain.changes import Entry
+from sublet.domain.errors import Broken
 from sublet.domain.events import (
     Event,
     JobAdopted,
@@ -26,15 +28,24 @@ from sublet.sim.clock import SimulatedClock
 from sublet.sim.scenario import Scenario, ScenarioEvent, quota_fields
 from sublet.store.memory import MemoryStore
 
+MOST_TURNS = 10_000  # at one instant; more is a world that does not come to rest
+
 
 class World:
-    """One run of one scenario. `store` may be read when it is over."""
+    """One run of one scenario. `store` may be read when it is over; `line`: see the engine."""
 
-    def __init__(self, scenario: Scenario, *, between: Callable[[str], None] = lambda step: None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        store: MemoryStore | None = None,
+        between: Callable[[str], None] = lambda step: None,
+        line: Callable[[Event], Sequence[int]] = lambda event: (0,),
+    ) -> None:
         self.scenario, self._between = scenario, between
-        self.clock, self.store = SimulatedClock(), MemoryStore()
+        self.clock, self.store = SimulatedClock(), store or MemoryStore()
         behaviours = {job_id: job.behaviour for job_id, job in scenario.jobs.items()}
-        self.engine = SimulatedEngine(self.clock, behaviours, node_timeout_ms=scenario.node_timeout_ms)
+        self.engine = SimulatedEngine(self.clock, behaviours, node_timeout_ms=scenario.node_timeout_ms, line=line)
         self._quotas = {quota.name: quota for quota in scenario.quotas}
         self.controller = self.new_controller()
         self._agenda = self._plan()
@@ -45,9 +56,10 @@ class World:
         controller.recover()
         return controller
 
-    def run(self) -> Iterator[Entry]:
-        """The log, entry by entry."""
-        while (at_ms := self._next_ms()) is not None and at_ms <= self.scenario.until_ms:
+    def run(self, until_ms: int | None = None) -> Iterator[Entry]:
+        """The log, entry by entry, to the scenario's end or only to `until_ms`."""
+        last_ms = self.scenario.until_ms if until_ms is None else min(until_ms, self.scenario.until_ms)
+        while (at_ms := self._next_ms()) is not None and at_ms <= last_ms:
             self.clock.move_to(at_ms)
             yield from self.instant()
 
@@ -55,17 +67,25 @@ class World:
         """All that happens now."""
         self.engine.advance()
         while self._agenda and self._agenda[0][0] <= self.clock.now_ms():
-            self._agenda.pop(0)[1]()
-        while entries := self.controller.turn():
+            self._agenda.popleft()[1]()
+        for _ in range(MOST_TURNS):
+            entries = self.controller.turn()
             yield from entries
             self.engine.advance()
+            if not entries:
+                return
+        raise Broken(
+            what=f"The scenario {self.scenario.id} does not get past {self.clock.now_ms()} ms.",
+            why=f"After {MOST_TURNS} turns something still happens at that instant.",
+            hint="Please report it with the scenario.",
+        )
 
     def _next_ms(self) -> int | None:
         deadline = self.controller.read(lambda core: core.next_deadline())
         planned = self._agenda[0][0] if self._agenda else None
         return min((at for at in (self.engine.next_ms(), planned, deadline) if at is not None), default=None)
 
-    def _plan(self) -> list[tuple[int, Callable[[], None]]]:
+    def _plan(self) -> deque[tuple[int, Callable[[], None]]]:
         """What the file says, by time; at one time: set-up, jobs in the order of the file, events as written."""
         scenario = self.scenario
         start: list[Event] = [RulesSet(at_ms=0, rules=scenario.rules)]
@@ -78,7 +98,7 @@ class World:
             elif job.at_ms is not None:
                 plan.append((job.at_ms, self._putter(JobSubmitted(at_ms=0, request=job.request))))
         plan += [(event.at_ms, self._happening(event)) for event in scenario.events]
-        return sorted(plan, key=lambda one: one[0])
+        return deque(sorted(plan, key=lambda one: one[0]))
 
     def _adopted(self, job_id: str) -> Event:
         job = self.scenario.jobs[job_id]
