@@ -31,6 +31,7 @@ COMMANDS = {  # name: (module:attribute, how its help begins)
     "node": ("sublet.cli.node:node", "The machines."),
     "job": ("sublet.cli.job:job", "Jobs: the same commands under one noun."),
     "demo": ("sublet.cli.demo:command", "The whole idea on this machine, with real training, in a minute or two."),
+    "whatif": ("sublet.cli.whatif:command", "What a change would do: who starts, who is evicted, what is lost."),
     "simulate": ("sublet.cli.simulate:command", "Run a scenario in simulated time."),
     "replay": ("sublet.cli.replay:command", "Replay a job stream in simulated time."),
     "compare": ("sublet.cli.compare:command", "Replay a job stream under two policies, side by side."),

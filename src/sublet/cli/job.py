@@ -56,11 +56,19 @@ class _Submit(click.Command):
 @click.option("--max-restarts", type=int, help="Failures it survives since its last new checkpoint.")
 @click.option("--checkpoint-dir", help="Where it keeps its checkpoints.")
 @click.option("--idempotency-key", default="", help="The same key gives the same job again.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only show what it would do now; nothing is submitted.")
 @click.option("-f", "--follow", is_flag=True, help="Show what it prints, until it has ended.")
 @output_option
 @click.pass_context
 def submit(
-    context: click.Context, /, file: str | None, idempotency_key: str, follow: bool, output: str, **flags: Any
+    context: click.Context,
+    /,
+    file: str | None,
+    idempotency_key: str,
+    is_dry: bool,
+    follow: bool,
+    output: str,
+    **flags: Any,
 ) -> None:
     """Submit a job: FILE (- reads the standard input), or a command after --.
 
@@ -81,6 +89,9 @@ def submit(
         body = _content(file)
         query |= {"file": "job.yaml" if file == "-" else file, "base": str(_base(file))}
         query |= {"set": json.dumps(said)} if said else {}
+    if is_dry:
+        emit(output, server.post(f"{API}/plans", body, query), _planned)
+        return
     view = server.post(f"{API}/jobs", body, query, key=idempotency_key)
     emit(output, view, _submitted)
     if follow:
@@ -121,6 +132,18 @@ def _content(file: str) -> str:
 
 def _base(file: str) -> Path:
     return Path.cwd() if file == "-" else Path(file).resolve().parent
+
+
+def _planned(view: dict[str, Any]) -> str:
+    lines = [view["headline"], f"  would         {view['would']}"]
+    lines += [f"                because {reason}" for reason in view["reasons"]]
+    for one in view["victims"]:
+        who = " ".join(part for part in (one["job"], one["name"], f"({one['user']})" if one["user"] else "") if part)
+        cost = (
+            f"{count(one['gpu'])} GPU, notice {one['notice_seconds']} s, {one['lost_gpu_seconds']} GPU-s lost at most"
+        )
+        lines.append(f"  would stop    {who}: {cost}")
+    return "\n".join([*lines, f"  can be taken  {view['can_be_taken']}", f"  restarts      {view['restarts']}"])
 
 
 def _submitted(view: dict[str, Any]) -> str:

@@ -39,23 +39,36 @@ def id_for(desk: Desk, key: str, user: str) -> str:
 
 def submit(desk: Desk, draft: Draft) -> JobRecord:
     """The job as it was stored. The same request again under the same id is answered with the first one."""
-    quota = desk.feed.quotas.get(draft.request.quota)
-    if quota is None:
-        raise refused_at(draft, checks.unknown_quota(draft.request.quota, desk.feed.quotas))
-    request = replace(draft.request, tenant=quota.tenant, specs=draft.request.specs or _specs(desk, quota))
+    request = completed(desk, draft)
     known = desk.feed.job(request.id)
     if known is not None:
         return _same(known, request)
+    accepted(desk, draft)
+    entry = perform(desk, JobSubmitted(at_ms=desk.clock.now_ms(), request=request))
+    reason = next((item.reason for item in entry.effects if isinstance(item, RefuseJob)), None)
+    if reason is not None:
+        raise refused_at(draft, checks.refused(request, reason))
+    return desk.record(request.id)
+
+
+def completed(desk: Desk, draft: Draft) -> JobRequest:
+    """What the user left open is filled in from his quota and from what there is. Refused for an unknown quota."""
+    quota = desk.feed.quotas.get(draft.request.quota)
+    if quota is None:
+        raise refused_at(draft, checks.unknown_quota(draft.request.quota, desk.feed.quotas))
+    return replace(draft.request, tenant=quota.tenant, specs=draft.request.specs or _specs(desk, quota))
+
+
+def accepted(desk: Desk, draft: Draft) -> JobRequest:
+    """The completed request, when it may be stored; else Refused."""
+    request = completed(desk, draft)
     error = checks.impossible(request, desk.feed.quotas, desk.feed.nodes)
     if error is not None:
         raise refused_at(draft, error)
     reason = desk.books.read(lambda core: core.may_accept(request))
-    if reason is None:
-        entry = perform(desk, JobSubmitted(at_ms=desk.clock.now_ms(), request=request))
-        reason = next((item.reason for item in entry.effects if isinstance(item, RefuseJob)), None)
     if reason is not None:
         raise refused_at(draft, checks.refused(request, reason))
-    return desk.record(request.id)
+    return request
 
 
 def _specs(desk: Desk, quota: Quota) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ from urllib.parse import unquote
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from sublet.domain.errors import Refused
 from sublet.faces.rest import streams
-from sublet.service import clusterfile, commands, jobfile, logs, queries
+from sublet.service import clusterfile, commands, jobfile, logs, preview, queries
 from sublet.service.desk import Desk
 from sublet.service.views import EventView, JobDetail, JobView, NodeView, Page, QuotaView, WhyView
 
@@ -79,6 +80,50 @@ async def submit_job(
     view = await run_in_threadpool(act)
     response.headers["Location"] = f"/api/v1/jobs/{view.id}"
     return view
+
+
+@router.post("/plans", openapi_extra=BODY)
+async def plan_job(
+    request: Request, desk: At, user: User, file: str = "", base: str = "", set: str = ""
+) -> preview.PlanView:
+    """The dry run of a submission: what it would do at this instant. Nothing is stored."""
+    text = await _text(request)
+    overrides = _object(set)
+
+    def act() -> preview.PlanView:
+        origin = jobfile.Origin(job_id=commands.id_for(desk, "", user), user=user, file=file[-400:], base=base)
+        return preview.submission(desk, jobfile.parse(text, origin, overrides))
+
+    return await run_in_threadpool(act)
+
+
+class WhatIf(BaseModel, extra="forbid"):
+    """What is supposed to happen at once. `quotas`: the new promise, by quota and spec. `submit`: job files as JSON."""
+
+    submit: list[dict[str, Any]] = Field(default=[], max_length=100)
+    quotas: dict[str, dict[str, int]] = {}
+    lose: list[str] = []
+    drain: list[str] = []
+    resume: list[str] = []
+    stop: list[str] = []
+
+
+@router.post("/whatif")
+def what_if(desk: At, user: User, body: WhatIf) -> preview.ChangesView:
+    """Who would start, who would be evicted and what would be lost, if all of this happened now. Nothing is stored."""
+    requests = []
+    for job in body.submit:
+        origin = jobfile.Origin(job_id=commands.id_for(desk, "", user), user=user, file="", base="")
+        requests.append(commands.accepted(desk, jobfile.parse(json.dumps(job), origin, {})))
+    supposed = preview.Supposed(
+        submits=tuple(requests),
+        quotas=body.quotas,
+        lost=tuple(body.lose),
+        drained=tuple(body.drain),
+        returned=tuple(body.resume),
+        stopped=tuple(desk.record(job).request.id for job in body.stop),
+    )
+    return preview.supposed_of_desk(desk, supposed)
 
 
 @router.get("/jobs")
