@@ -325,7 +325,8 @@ class Core:
         book = self.state.quotas.get(event.name)
         if book is None or book.closed:
             return
-        self._edit(book, book.quota, closed=True)
+        # What is left is what a restart finds: a name, for the jobs that still have it.
+        self._edit(book, Quota(name=book.name, nominal={}, tenant=book.quota.tenant), closed=True)
         self.state.emit(MarkQuota(quota=event.name))
 
     def _edit(self, book: QuotaBook, quota: Quota, *, closed: bool) -> None:
