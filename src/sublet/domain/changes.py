@@ -43,7 +43,7 @@ class Snapshot:
 
     sequence: int = 0
     at_ms: int = 0
-    rules: Rules = Rules()
+    rules: Rules = field(default_factory=Rules)
     nodes: tuple[NodeRecord, ...] = ()
     quotas: tuple[Quota, ...] = ()
     jobs: tuple[JobRecord, ...] = ()

@@ -63,7 +63,7 @@ class WithdrawNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopInstances:
-    """Told to end at once: SIGTERM to the leader, SIGKILL to all that is left later. `reason`: stopped, gang, drained."""
+    """Told to end at once: SIGTERM to the leader, later SIGKILL to all that is left. `reason`: stopped, gang."""
 
     job: str
     attempt: int
