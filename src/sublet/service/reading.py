@@ -171,12 +171,12 @@ class Section:
         raise self.refused(str(key), f"{_show(key)} in {'.'.join(self.path)} is no name.", hint=f'Write it as "{key}".')
 
 
-def read(text: str, file: str) -> Section:
+def read(text: str, file: str, *, max_characters: int = MAX_CHARACTERS, max_brackets: int = MAX_BRACKETS) -> Section:
     """The document's mapping; Refused when it is no YAML mapping."""
-    if len(text) > MAX_CHARACTERS:
-        raise Refused(what=f"The file is longer than {MAX_CHARACTERS // 1024} KiB.", code="malformed", where=file)
-    if text.count("[") + text.count("{") > MAX_BRACKETS:
-        raise _no_yaml(file, f"It has more than {MAX_BRACKETS:,} brackets.")
+    if len(text) > max_characters:
+        raise Refused(what=f"The file is longer than {max_characters // 1024} KiB.", code="malformed", where=file)
+    if text.count("[") + text.count("{") > max_brackets:
+        raise _no_yaml(file, f"It has more than {max_brackets:,} brackets.")
     try:
         tree = YAML(typ="rt", pure=True).load(text)
     except MarkedYAMLError as error:

@@ -27,7 +27,7 @@ def try_on(scenario: Scenario, at_ms: int | None, supposed: Mapping[str, Any]) -
 
 def _supposed(scenario: Scenario, given: Mapping[str, Any]) -> preview.Supposed:
     default = scenario.nodes[0].spec if scenario.nodes else "gpu"
-    jobs = [job for entry in given["submit"] for job in read_jobs({"id": entry.get("name", "draft"), **entry}, {})]
+    jobs = [job for entry in given["submit"] for job in read_jobs({"id": entry.get("name", "draft"), **entry})]
     return preview.Supposed(
         submits=tuple(job.request for job in jobs),
         quotas={
