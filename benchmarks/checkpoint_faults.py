@@ -31,8 +31,10 @@ import torch
 ELEMENTS = 2_000_000
 FLIPS = 8
 METHODS = ("ours", "torch.save", "safetensors", "dcp")
-POINTS = ("begin", "complete", "chunk-write", "data-written", "data-synced", "index-written", "before-rename", "renamed",
-          "committed", "retention-renamed")  # fmt: skip
+POINTS = (
+    "begin", "complete", "chunk-write", "data-written", "data-synced", "index-written", "before-rename", "renamed",
+    "committed", "retention-renamed",
+)  # fmt: skip
 
 
 def tensors(step: int) -> dict[str, torch.Tensor]:

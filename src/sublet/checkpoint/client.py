@@ -20,7 +20,7 @@ from typing import Any
 
 from sublet.checkpoint import wire
 from sublet.checkpoint.errors import Unavailable
-from sublet.checkpoint.slots import COMPLETE, Slot, close_slot, open_slot, populate
+from sublet.checkpoint.slots import COMPLETE, Slot, close_slot, fault_in, open_slot
 
 START_S = 30.0
 REVIVALS = 5
@@ -171,7 +171,8 @@ def take_slots(link: Link, shown: list[Message], fds: list[int]) -> None:
 
     Pages fault in behind us.
     """
-    for each, fd in zip(shown, fds, strict=True):
+    pairs = sorted(zip(shown, fds, strict=True), key=lambda pair: pair[0]["order"], reverse=True)
+    for each, fd in pairs:  # the newest copy first: it may be wanted at once
         number = each["slot"]
         if number in link.slots:
             os.close(fd)
@@ -179,11 +180,22 @@ def take_slots(link: Link, shown: list[Message], fds: list[int]) -> None:
         slot = open_slot(number, fd, each["capacity"])
         slot.state, slot.copy, slot.durable = each["state"], each["copy"], each["durable"]
         link.slots[number], link.orders[number] = slot, each["order"]
-        thread = threading.Thread(target=populate, args=(slot.map, slot.capacity), daemon=True)
-        thread.start()
-        link.faulting[number] = thread
+        link.faulting[number] = start_faulting(slot, list(link.faulting.values()))
     for number in set(link.slots) - {each["slot"] for each in shown}:
         drop_slot(link, number)
+
+
+def start_faulting(slot: Slot, before: list[threading.Thread]) -> threading.Thread:
+    """Map the slot's pages in a thread, after those that were started before."""
+
+    def run() -> None:
+        for each in before:
+            each.join()
+        fault_in(slot)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 def drop_slot(link: Link, number: int) -> None:

@@ -7,6 +7,7 @@ page is written padded and cut off again.
 import errno
 import os
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sublet.checkpoint.points import reach
 
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 NOT_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+UNDER_WAY = 2  # writes at a time: the disk has the next one while a thread prepares another
 FLUSH_BYTES = 64 << 20  # buffered writing flushes this often, so that the trainer's page cache stays its own
 
 
@@ -23,10 +25,11 @@ class DataFile:
     buffers hold whole pages, page aligned.
     """
 
-    __slots__ = ("bytes", "direct", "fd", "path", "unflushed")
+    __slots__ = ("bytes", "direct", "fd", "path", "under_way", "unflushed")
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self.path, self.bytes, self.unflushed = path, 0, 0
+        self.under_way: list[Future[None]] = []
         path.unlink(missing_ok=True)
         self.fd, self.direct = open_new(path, direct=direct and bool(O_DIRECT))
 
@@ -38,18 +41,26 @@ class DataFile:
             if error.errno not in NOT_DIRECT | {errno.ENOSYS}:
                 raise
 
-    def append(self, pages: memoryview, size: int) -> int:
-        """Write the first `size` bytes of `pages`; the offset at which they lie."""
-        offset = self.bytes
+    def append(self, pages: memoryview, size: int, pool: Executor | None = None) -> int:
+        """Write the first `size` bytes of `pages`; the offset at which they lie.
+
+        With a pool the write goes on after the return: `pages` must stay, and an error comes at a later append or
+        finish.
+        """
+        offset, self.bytes = self.bytes, self.bytes + size
         reach("chunk-write")
-        end = up(size, PAGE_BYTES) if self.direct else size
-        done = 0
-        while done < end:
-            done += self.write(pages[done:end], offset + done)
-            if not self.direct:
-                end = size
-        self.bytes += size
+        if pool is None:
+            self.write_all(pages, size, offset)
+            return offset
+        while len(self.under_way) >= UNDER_WAY:
+            self.under_way.pop(0).result()
+        self.under_way.append(pool.submit(self.write_all, pages, size, offset))
         return offset
+
+    def write_all(self, pages: memoryview, size: int, offset: int) -> None:
+        done = 0
+        while done < (end := up(size, PAGE_BYTES) if self.direct else size):
+            done += self.write(pages[done:end], offset + done)
 
     def write(self, view: memoryview, offset: int) -> int:
         try:
@@ -75,6 +86,8 @@ class DataFile:
     def finish(self) -> None:
         """Cut the padding off, make the bytes durable, close."""
         try:
+            for each in self.under_way:
+                each.result()
             os.ftruncate(self.fd, self.bytes)
             reach("data-written")
             os.fsync(self.fd)
@@ -82,6 +95,7 @@ class DataFile:
             self.close()
 
     def close(self) -> None:
+        wait(self.under_way)
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -203,23 +203,28 @@ def open_memory_copy(gang: Gang, candidate: Candidate | None) -> Opened:
     tables = gather(gang, [why, [tensor_json(tensor) for tensor in index.tensors] if index else []])
     if any(each for each, _ in tables) or index is None or slot is None:
         raise Unavailable(what="The copy in memory is not whole.", why=why or "Another rank lacks its part.")
-    mine, fd = index, slot.fd
+    mine, held = index, slot
     others = [replace(mine, rank=rank, tensors=tuple(tensor_from(row) for row in rows))
               for rank, (_, rows) in enumerate(tables)]  # fmt: skip
 
     def read(rank: int, runs: list[Run]) -> None:
         for run in runs:
-            read_slot(fd, run)
+            read_slot(held, run)
 
     return Opened(tree=index.tree, indexes=others, pieces=pieces_of(others, gang.rank), own=gang.rank,
                   world=index.world, read=read, check=lambda rank, runs: None, in_memory=True,
                   derived_rng=False)  # fmt: skip
 
 
-def read_slot(fd: int, run: Run) -> None:
+def read_slot(slot: Slot, run: Run) -> None:
+    """By a copy in memory if the slot is mapped already, else by the kernel's, which need not map it."""
+    if slot.is_present:
+        with memoryview(slot.map) as view:
+            run.into[:] = view[run.start : run.start + len(run.into)]
+        return
     done = 0
     while done < len(run.into):
-        got = os.preadv(fd, [run.into[done:]], run.start + done)
+        got = os.preadv(slot.fd, [run.into[done:]], run.start + done)
         if not got:
             raise Broken(what="A copy in memory is shorter than its index says.")
         done += got

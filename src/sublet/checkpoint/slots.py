@@ -34,6 +34,7 @@ class Slot:
     tries: int = 0
     digests: list[str] | None = None
     since_notice: bool = False
+    is_present: bool = False  # all pages are mapped in this process
 
 
 def make_slot(number: int, size: int) -> Slot:
@@ -67,6 +68,12 @@ def populate(area: mmap.mmap, size: int) -> None:
         return
     for offset in range(0, size, mmap.PAGESIZE):
         area[offset] = area[offset]
+
+
+def fault_in(slot: Slot) -> None:
+    """Map all pages of a slot into this process; from then on it is memory like any other."""
+    populate(slot.map, slot.capacity)
+    slot.is_present = True
 
 
 def address(area: mmap.mmap) -> int:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sublet.checkpoint.disk import DataFile, free_bytes, make_directory, sync_directory, write_whole
+from sublet.checkpoint.disk import UNDER_WAY, DataFile, free_bytes, make_directory, sync_directory, write_whole
 from sublet.checkpoint.errors import Broken, Unavailable
 from sublet.checkpoint.layout import Chunk, File, Index, index_json
 from sublet.checkpoint.points import reach
@@ -77,6 +77,8 @@ class Filling:
     linked: dict[str, int] = field(default_factory=dict)
     open: dict[str, DataFile] = field(default_factory=dict)
     fresh_bytes: int = 0
+    expected_bytes: int = 0
+    pool: ThreadPoolExecutor | None = None  # of the writes
 
 
 def write_rank(
@@ -92,12 +94,16 @@ def write_rank(
     weigh_previous(filling)
     check_room(filling)
     try:
+        if ahead:
+            filling.pool = ThreadPoolExecutor(UNDER_WAY)
         chunks = [keep_chunk(filling, *each) for each in hashed(index, source, ahead)]
         for file in filling.open.values():
             file.finish()
     finally:
         for file in filling.open.values():
             file.close()
+        if filling.pool is not None:
+            filling.pool.shutdown()
     sizes = filling.linked | {name: file.bytes for name, file in filling.open.items()}
     files = tuple(File(name=name, bytes=size, linked=name in filling.linked) for name, size in sizes.items())
     done = replace(index, chunks=tuple(chunks), files=files)
@@ -144,6 +150,7 @@ def check_room(filling: Filling) -> None:
     expected, index = filling.index.stream_bytes, filling.previous.index if filling.previous else None
     if index is not None:
         expected = min(expected, sum(chunk.bytes for chunk in index.chunks if chunk.age == 0))
+    filling.expected_bytes = expected
     free = free_bytes(filling.save.directory)
     if free < expected + SPARE_BYTES:
         raise Unavailable(
@@ -162,9 +169,9 @@ def keep_chunk(filling: Filling, number: int, pages: memoryview, size: int, xxh3
     name = f"r{filling.index.rank:05d}-{filling.save.name.removeprefix(PREFIX)}{'-kept' if kept else ''}.data"
     if name not in filling.open:
         filling.open[name] = DataFile(filling.save.temporary / name, direct=filling.direct)
-        if not kept and not filling.previous:
-            filling.open[name].reserve(filling.index.stream_bytes)
-    offset = filling.open[name].append(pages, size)
+        if not kept:
+            filling.open[name].reserve(filling.expected_bytes)
+    offset = filling.open[name].append(pages, size, filling.pool)
     filling.fresh_bytes += size
     return Chunk(file=name, offset=offset, bytes=size, xxh3_128=xxh3)
 
