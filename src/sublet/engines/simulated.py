@@ -88,11 +88,11 @@ class SimulatedEngine:
         self._agenda: list[tuple[int, int, str, object]] = []
         self._order = 0
         self._silent_since: dict[str, int] = {}
-        self._lost: set[str] = set()
+        self._lost: dict[str, int] = {}  # and how long it takes to end what still runs there
         self._closed: set[str] = set()  # drained, or quarantined: node_up opens it again
         self._letters: dict[str, list[Effect]] = {}  # commands to a silent node
         self._held: dict[str, list[Process]] = {}  # what ended on a silent node
-        self._unheard: dict[tuple[str, ...], Event] = {}
+        self._unheard: dict[tuple[str, ...], tuple[Event, str]] = {}  # and the node that tells it, if one does
         self._misdeliveries: list[Misdelivery] = []
         self._retell_ms = max(1, node_timeout_ms // RETELL)
 
@@ -101,8 +101,9 @@ class SimulatedEngine:
     def connect(self, inbox: Inbox) -> None:
         """What was told and not acknowledged is told again."""
         self._inbox = inbox
-        for event in self._unheard.values():
-            inbox.put(event)
+        for event, node in self._unheard.values():
+            if node not in self._silent_since:
+                inbox.put(event)
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
@@ -155,8 +156,7 @@ class SimulatedEngine:
         was_closed = node in self._closed
         self._closed.discard(node)
         if node in self._lost:
-            lasting = [self._stop_takes(p.ref.job) or 0 for p in self._processes_on(node)]
-            self._plan(self._clock.now_ms() + max(lasting, default=0), "fenced", node)
+            self._plan(self._clock.now_ms() + self._lost[node], "fenced", node)
             return
         self._silent_since.pop(node, None)
         for attempt in self._attempts.values():
@@ -262,7 +262,8 @@ class SimulatedEngine:
                         job=attempt.job,
                         attempt=attempt.attempt,
                         instance=process.ref.instance,
-                    )
+                    ),
+                    process.node,
                 )
 
     def _on_done(self, attempt: Attempt) -> None:
@@ -277,7 +278,7 @@ class SimulatedEngine:
         node, since = subject
         if self._silent_since.get(node) == since:
             del self._silent_since[node]
-            self._lost.add(node)
+            self._lost[node] = max((self._stop_takes(one.ref.job) or 0 for one in self._processes_on(node)), default=0)
             lost = NodeLost(at_ms=self._clock.now_ms(), node=node)
             self._unheard.pop(("NodeReturned", *_key(lost)[1:]), None)  # who never heard that it was back need not now
             self._tell(lost)
@@ -289,7 +290,7 @@ class SimulatedEngine:
         if _key(NodeLost(at_ms=0, node=node)) in self._unheard:
             self._plan(self._clock.now_ms() + self._retell_ms, "fenced", node)
             return
-        self._lost.discard(node)
+        self._lost.pop(node, None)
         self._forget_node(node)
         self._tell_return(node)
 
@@ -298,8 +299,9 @@ class SimulatedEngine:
         self._tell(NodeReturned(at_ms=self._clock.now_ms(), node=node, is_open=node not in self._closed))
 
     def _on_again(self, event: Event) -> None:
-        if self._unheard.get(_key(event)) is event:
-            self._send(event)
+        told, node = self._unheard.get(_key(event), (None, ""))
+        if told is event:
+            self._send(event, node)
 
     def _on_copy(self, event: Event) -> None:
         self._put(event)
@@ -322,7 +324,7 @@ class SimulatedEngine:
         attempt.live.pop(ref.instance, None)
         finished = process.gone_ms == -1
         if not finished:
-            self._keep_work(attempt, exit_code=process.exit_code)
+            self._keep_work(attempt, process)
         ended = InstanceEnded(
             at_ms=now,
             job=ref.job,
@@ -331,16 +333,16 @@ class SimulatedEngine:
             exit_code=process.exit_code,
             finished=finished,
         )
-        self._tell(ended)
+        self._tell(ended, process.node)
         self._close_if_over(attempt)
 
     # ---- work that is kept
 
-    def _keep_work(self, attempt: Attempt, *, exit_code: int) -> None:
+    def _keep_work(self, attempt: Attempt, process: Process) -> None:
         """A new checkpoint of this attempt is told once, before the end that shows it."""
-        kept = self._kept_ms(attempt)
-        if kept > 0 and attempt.notice_ms is None and exit_code != KILLED:
-            self._tell(CheckpointSaved(at_ms=self._clock.now_ms(), job=attempt.job, attempt=attempt.attempt))
+        if self._kept_ms(attempt) > 0 and attempt.notice_ms is None and process.exit_code != KILLED:
+            saved = CheckpointSaved(at_ms=self._clock.now_ms(), job=attempt.job, attempt=attempt.attempt)
+            self._tell(saved, process.node)
 
     def _kept_ms(self, attempt: Attempt) -> int:
         """Running time of this attempt that its newest checkpoint holds."""
@@ -393,14 +395,16 @@ class SimulatedEngine:
         self._order += 1
         heappush(self._agenda, (at_ms, self._order, kind, subject))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Event, node: str = "") -> None:
         """Now, again and again, and after a crash of the server, until it is acknowledged."""
-        self._unheard[_key(event)] = event
-        self._send(event)
+        self._unheard[_key(event)] = (event, node)
+        self._send(event, node)
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: Event, node: str) -> None:
         now = self._clock.now_ms()
         self._plan(now + self._retell_ms, "again", event)
+        if node in self._silent_since:
+            return
         for delay_ms in self._misdelivered(event) if isinstance(event, InstanceEnded) else self._line(event):
             if delay_ms:
                 self._plan(now + delay_ms, "copy", event)

@@ -69,9 +69,9 @@ class World:
         while self._agenda and self._agenda[0][0] <= self.clock.now_ms():
             self._agenda.popleft()[1]()
         for _ in range(MOST_TURNS):
+            self.engine.advance()
             entries = self.controller.turn()
             yield from entries
-            self.engine.advance()
             if not entries:
                 return
         raise Broken(

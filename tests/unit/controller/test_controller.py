@@ -414,6 +414,16 @@ def test_a_new_server_tells_again_all_that_stands_and_decides_nothing_anew(serve
     assert server.controller.turn() == []
 
 
+def test_a_new_server_tells_again_who_must_end(server: Server) -> None:
+    server.submit("a")
+    server.controller.turn()
+    server.controller.put(JobStopAsked(at_ms=0, job="a"))
+    server.controller.turn()
+    server.engine = Machines()
+    server.controller = server.started()
+    assert [type(one) for one in server.engine.told] == [StartGang, StopInstances]
+
+
 def test_an_end_that_is_told_twice_ends_one_instance(server: Server) -> None:
     server.submit("a")
     server.controller.turn()
