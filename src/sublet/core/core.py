@@ -159,6 +159,7 @@ class Core:
             if job.stopping_ms is not None:
                 reason = "stopped" if job.stop_asked else "gang"
                 effects.append(StopInstances(job=job.id, attempt=job.attempt, instances=job.live, reason=reason))
+                continue
             spared = tuple(i for i in job.live if not any(i in n.instances for n in job.notices))
             if spared:  # the word that a notice was taken back may have been lost with the server
                 effects.append(WithdrawNotice(job=job.id, attempt=job.attempt, instances=spared))

@@ -42,6 +42,7 @@ class Process:
     noticed_ms: int | None = None
     gone_ms: int | None = None  # when it will be gone, as things stand
     exit_code: int = KILLED
+    is_stopped: bool = False  # told to end at once, which no withdrawal takes back
     told_begin: bool = False
 
 
@@ -215,6 +216,7 @@ class SimulatedEngine:
             elif isinstance(effect, WithdrawNotice):
                 self._withdraw(attempt, process)
             else:
+                process.is_stopped = True
                 self._leave(process, self._after(self._stop_takes(effect.job)), KILLED)
 
     def _notice(self, attempt: Attempt, process: Process, deadline_ms: int) -> None:
@@ -235,6 +237,8 @@ class SimulatedEngine:
             self._leave(process, killed, KILLED)
 
     def _withdraw(self, attempt: Attempt, process: Process) -> None:
+        if process.is_stopped:
+            return
         process.noticed_ms = process.gone_ms = None
         if not any(one.noticed_ms is not None for one in attempt.live.values()):
             attempt.notice_ms = None
