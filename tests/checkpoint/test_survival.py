@@ -1,15 +1,19 @@
 """Real trainers, real kills: what is complete stays, what comes back is bit for bit what was."""
 
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sublet.checkpoint import Checkpointer
-from sublet.checkpoint.store import listed
-from tests.checkpoint.conftest import Run, end_agent, is_agent, until
+from sublet.checkpoint import Checkpointer, Unavailable
+from sublet.checkpoint.store import Lock, listed
+from tests.checkpoint.conftest import PROGRAMS, Run, end_agent, is_agent, until
 from tests.checkpoint.small import crash, print_of, saved, small
 
 Start = Callable[..., Run]
@@ -18,12 +22,6 @@ Start = Callable[..., Run]
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The losses of a run that nothing disturbs and that saves nothing."""
-    import json
-    import subprocess
-    import sys
-
-    from tests.checkpoint.conftest import PROGRAMS
-
     directory = tmp_path_factory.mktemp("plain")
     command = [sys.executable, str(PROGRAMS / "train.py"), str(directory), "30", "every=1000", "agent=0"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -112,12 +110,6 @@ def test_killed_at_any_point_there_are_never_fewer_checkpoints_and_nothing_is_le
 
 
 def test_the_agent_goes_with_the_launcher_after_writing_what_is_unwritten(tmp_path: Path) -> None:
-    import json
-    import subprocess
-    import sys
-
-    from tests.checkpoint.conftest import PROGRAMS
-
     launcher = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
     program = [sys.executable, str(PROGRAMS / "train.py"), str(tmp_path / "ckpt"), "30", "die_at=8", "every=4"]
     done = subprocess.run([sys.executable, "-c", launcher, *program], capture_output=True, text=True, check=False)
@@ -126,49 +118,60 @@ def test_the_agent_goes_with_the_launcher_after_writing_what_is_unwritten(tmp_pa
     assert listed(tmp_path / "ckpt")[0][0].step == 8
 
 
-def test_the_agent_goes_when_its_directory_goes(start: Start, tmp_path: Path) -> None:
-    import shutil
-
-    run = start(30, die_at=4, every=2)
-    run.finish()
-    agent = run.word("start")["agent"]
-    shutil.rmtree(tmp_path / "ckpt", ignore_errors=True)
-    shutil.rmtree(tmp_path / "ckpt", ignore_errors=True)
+def test_the_agent_goes_when_its_directory_goes(tmp_path: Path) -> None:
+    run, ckpt = small(64), Checkpointer(tmp_path / "ckpt", every=1)
+    assert ckpt.save_now(1, run.state, wait=True) and ckpt._link is not None
+    agent = ckpt._link.agent_pid
+    crash(ckpt)
+    assert is_agent(agent)
+    shutil.rmtree(tmp_path / "ckpt")
     until(lambda: not is_agent(agent))
 
 
-def test_a_second_trainer_is_refused_while_the_first_one_lives(start: Start, tmp_path: Path) -> None:
-    first = start(30, every=2, hold_at=3, hold_file=tmp_path / "go")
-    first.hear("holding")
-    second = start(30, every=2)
-    assert second.finish() == 1
-    assert "in use" in second.errors()
-    (tmp_path / "go").touch()
-    assert first.finish() == 0
+def test_a_second_trainer_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as first:
+        with pytest.raises(Unavailable, match="in use"):
+            Checkpointer(tmp_path)
+        assert first.save_now(1, small(64).state, wait=True)
 
 
-def test_two_trainers_without_agents_cannot_write_one_directory(start: Start, tmp_path: Path) -> None:
-    from sublet.checkpoint.errors import Unavailable
-    from sublet.checkpoint.store import Lock
-
-    first = start(30, agent=0, every=2, hold_at=3, hold_file=tmp_path / "go")
-    first.hear("holding")
-    with pytest.raises(Unavailable, match="another trainer"):
-        Lock(tmp_path / "ckpt")
-    (tmp_path / "go").touch()
-    assert first.finish() == 0
+def test_two_trainers_without_agents_cannot_write_one_directory(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, agent=False), pytest.raises(Unavailable, match="another trainer"):
+        Lock(tmp_path)
+    Lock(tmp_path).release()
 
 
-def test_too_little_memory_is_said_and_saves_go_to_disk_at_once(start: Start, tmp_path: Path) -> None:
-    run = start(6, every=2, width=64, env={"SUBLET_CHECKPOINT_BUDGET_BYTES": "0"})
-    assert run.finish() == 0
-    assert any("0 of 2 copies" in message for message in run.word("done")["degraded"])
-    assert [commit.step for commit in listed(tmp_path / "ckpt")[0]] == [6, 4, 2]
+def test_too_little_memory_is_said_and_saves_go_to_disk_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUBLET_CHECKPOINT_BUDGET_BYTES", "0")
+    run = small(64)
+    with Checkpointer(tmp_path, every=1) as ckpt:
+        assert ckpt.step(1, run.state) and listed(tmp_path)[0][0].step == 1
+        said = [event.message for event in ckpt.events if event.kind == "degraded"]
+        assert said and "0 of 2 copies" in said[0]
 
 
-def test_one_slot_is_enough(start: Start, uninterrupted: dict[int, str], tmp_path: Path) -> None:
-    first = start(30, every=3, slots=1, die_at=20)
-    assert first.finish() == -signal.SIGKILL
-    second = start(30, every=3, slots=1)
-    assert second.finish() == 0
-    assert first.losses | second.losses == uninterrupted
+def test_memory_for_one_copy_makes_one_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_CHECKPOINT_BUDGET_BYTES", str(3 << 20))
+    run = small(64)
+    with Checkpointer(tmp_path, every=1) as ckpt:
+        ckpt.prepare(run.state, wait=True)
+        assert ckpt._link is not None and len(ckpt._link.slots) == 1
+        assert "1 of 2 copies" in next(event.message for event in ckpt.events if event.kind == "degraded")
+        assert ckpt.save_now(1, run.state, wait=True)
+
+
+def test_one_slot_is_enough_and_is_written_over_only_when_it_is_on_disk(tmp_path: Path) -> None:
+    run, ckpt = small(64), Checkpointer(tmp_path, every=1, slots=1)
+    assert ckpt.save_now(1, run.state)
+    assert not ckpt.save_now(2, run.state) or listed(tmp_path)[0][0].step == 1  # put off unless the disk was faster
+    run.train()
+    assert ckpt.save_now(3, run.state, wait=True)
+    before = print_of(run.state)
+    crash(ckpt)
+    again = small(64)
+    with Checkpointer(tmp_path, slots=1) as ckpt:
+        loaded = ckpt.load(again.state)
+        assert loaded is not None and (loaded.step, loaded.tier) == (3, "memory")
+    assert print_of(again.state) == before
