@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from sublet.domain.errors import Broken, Unavailable
+
 
 @click.command()
 @click.argument("scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
@@ -34,7 +36,6 @@ def _told(scenario: Path) -> Iterable[str]:
 
 
 def _under_faults(seed: int, path: Path | None) -> None:
-    from sublet.domain.errors import Broken
     from sublet.sim import story
     from sublet.sim.faults import TroubledWorld
 
@@ -53,5 +54,9 @@ def _write(lines: Iterable[str], path: Path | None) -> None:
         for line in lines:
             click.echo(line)
         return
-    with path.open("w", encoding="utf-8") as out:
-        out.writelines(line + "\n" for line in lines)
+    try:
+        with path.open("w", encoding="utf-8") as out:
+            out.writelines(line + "\n" for line in lines)
+    except OSError as error:
+        why, hint = f"The system says: {error.strerror}.", "Choose another with --story."
+        raise Unavailable(what=f"{path} cannot be written.", why=why, hint=hint, code="file") from error
