@@ -39,6 +39,7 @@ METHODS = (
 NEEDS = {"safetensors": "safetensors", "dlrover": "dlrover"}
 BLOCKING = ("torch.save", "safetensors", "dcp.save")  # nothing goes on beside them
 CHUNK = 8 << 20
+LIMIT_S = 300  # of one process
 
 
 class Training:
@@ -240,9 +241,8 @@ def dlrover(directory: Path, training: Training) -> Method:
         ckpt.save_checkpoint(step, training.dicts(), path, storage_type=StorageType.DISK)
 
         def wait() -> None:
-            while (directory / "latest_checkpointed_iteration.txt").exists() is False or (
-                (directory / "latest_checkpointed_iteration.txt").read_text() != str(step)
-            ):
+            tracker = directory / "dlrover_latest.txt"
+            while not tracker.exists() or tracker.read_text().strip() != str(step):
                 time.sleep(0.005)
 
         return wait
@@ -380,7 +380,10 @@ def child_disk(directory: Path, megabytes: int) -> dict[str, Any]:
 def run_child(python: str, kind: str, method: str, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     command = [python, __file__, "--child", kind, "--only", method, "--directory", str(directory),
                "--mb", str(options.mb), "--saves", str(options.saves)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": [f"it did not end in {LIMIT_S} s"]}
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1:] or [str(done.returncode)]}
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
