@@ -90,6 +90,7 @@ class SimulatedEngine:
         self._order = 0
         self._silent_since: dict[str, int] = {}
         self._lost: dict[str, int] = {}  # and how long it takes to end what still runs there
+        self._fencing: dict[str, int] = {}  # back, and when all that still runs there will have been ended
         self._closed: set[str] = set()  # drained, or quarantined: node_up opens it again
         self._letters: dict[str, list[Effect]] = {}  # commands to a silent node
         self._held: dict[str, list[Process]] = {}  # what ended on a silent node
@@ -148,6 +149,7 @@ class SimulatedEngine:
         self._misdeliveries.append(misdelivery)
 
     def node_down(self, node: str) -> None:
+        self._fencing.pop(node, None)
         if node not in self._silent_since and node not in self._lost:
             self._silent_since[node] = self._clock.now_ms()
             self._plan(self._clock.now_ms() + self._node_timeout_ms, "silence", (node, self._clock.now_ms()))
@@ -157,7 +159,8 @@ class SimulatedEngine:
         was_closed = node in self._closed
         self._closed.discard(node)
         if node in self._lost:
-            self._plan(self._clock.now_ms() + self._lost[node], "fenced", node)
+            if node not in self._fencing:
+                self._fence(node, self._lost[node])
             return
         self._silent_since.pop(node, None)
         for attempt in self._attempts.values():
@@ -289,12 +292,18 @@ class SimulatedEngine:
             self._held.pop(node, None)
             self._letters.pop(node, None)
 
+    def _fence(self, node: str, takes_ms: int) -> None:
+        self._fencing[node] = self._clock.now_ms() + takes_ms
+        self._plan(self._fencing[node], "fenced", node)
+
     def _on_fenced(self, node: str) -> None:
         """It is said to be back only to who has heard that it was lost."""
-        if _key(NodeLost(at_ms=0, node=node)) in self._unheard:
-            self._plan(self._clock.now_ms() + self._retell_ms, "fenced", node)
+        if self._fencing.get(node) != self._clock.now_ms():
             return
-        self._lost.pop(node, None)
+        if _key(NodeLost(at_ms=0, node=node)) in self._unheard:
+            self._fence(node, self._retell_ms)
+            return
+        del self._lost[node], self._fencing[node]
         self._forget_node(node)
         self._tell_return(node)
 
