@@ -217,7 +217,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(
-    max_examples=80,
+    max_examples=300,
     stateful_step_count=50,
     deadline=None,
     print_blob=True,

@@ -15,7 +15,7 @@ from sublet.domain.leases import LeaseKind
 from sublet.domain.nodes import NodeState
 from sublet.domain.reasons import Reason, ReasonCode
 
-MANY_CLASSES = 128
+MANY_CLASSES = 32
 EXPLAIN_EVERY_MS = 1_000
 SHOWN_AT_ONCE = 16  # of a class of like jobs, the first so many are told at once when their reasons change
 
@@ -241,6 +241,10 @@ def show_reasons(state: State) -> None:
                 continue
             cls.explained = stamp
             base = codes_of_class(state, cls.jobs[0][1])
+            told = (base, quota.barrier, quota.idle_barrier, cls.jobs[0][0], len(cls.jobs), state.epoch)
+            if told == cls.told:
+                continue
+            cls.told = told
             changed += [(key, job, _with_order(job, base)) for key, job in cls.jobs[:SHOWN_AT_ONCE]]
     changed += [(job.key, job, (ReasonCode.RECLAIMING,)) for job in state.claims.values()]
     for _, job, now in sorted(changed, key=lambda one: one[0]):

@@ -38,6 +38,11 @@ class Unit:
     def order(self) -> tuple[int, int, int, str, tuple[int, ...]]:
         return (self.cost, self.job.request.priority, -self.job.granted_ms, self.job.id, self.instances)
 
+    @property
+    def gpus(self) -> int:
+        gpus = self.job.gpus
+        return gpus[0] if len(gpus) == 1 else sum(gpus[i] for i in self.instances)
+
     def frees(self) -> Iterator[tuple[str, int]]:
         for instance in self.instances:
             yield self.job.nodes[instance], self.job.gpus[instance]
@@ -55,6 +60,12 @@ class Proof:
     @property
     def order(self) -> tuple[int, int, tuple[tuple[int, int, str], ...]]:
         return order_of(self.victims)
+
+
+def _frees_on(unit: Unit, node: str) -> int:
+    if len(unit.instances) == 1:
+        return unit.gpus if unit.job.nodes[unit.instances[0]] == node else 0
+    return sum(gpus for name, gpus in unit.frees() if name == node)
 
 
 def order_of(units: Sequence[Unit]) -> tuple[int, int, tuple[tuple[int, int, str], ...]]:
@@ -129,21 +140,21 @@ class Search:
             found = self.units[job_id] = whole(self.state, self.state.jobs[job_id])
         return found
 
-    def victims_on(self, name: str) -> list[Unit]:
-        """Who could leave this node: revocable, not chosen yet, the cheapest GPU first."""
+    def victims_on(self, name: str) -> list[tuple[Unit, int]]:
+        """Who could leave this node and what that frees there: revocable, not chosen yet, the cheapest GPU first."""
         taken_whole = {unit.job.id for unit in self.chosen if not unit.is_part}
-        taken = {(unit.job.id, i) for unit in self.chosen for i in unit.instances}
         found: list[Unit] = []
         for job_id in self.pool.nodes[name].jobs:
             job = self.pool.revocable.get(job_id)
             if job is None or job_id in taken_whole or job_id == self.job.id:
                 continue
             if job.request.min_instances is not None:
-                left = self.parts_left.get(job_id, spare(job))
-                some = [u for u in parts(job, (name,)) if (job_id, u.instances[0]) not in taken]
-                found += some[:left]
+                taken = {i for unit in self.chosen if unit.job is job for i in unit.instances}
+                some = [unit for unit in parts(job, (name,)) if unit.instances[0] not in taken]
+                found += some[: self.parts_left.get(job_id, spare(job))]
             found.append(self.unit(job_id))
-        return sorted(found, key=lambda u: (u.cost / sum(u.job.gpus[i] for i in u.instances), u.order))
+        ranked = sorted((unit.cost / unit.gpus, unit.order, at) for at, unit in enumerate(found))
+        return [(found[at], _frees_on(found[at], name)) for _, _, at in ranked]
 
     def option(self, name: str, size: int) -> tuple[tuple[int, int, tuple[object, ...], str], list[Unit]] | None:
         """The cheapest way found to make `size` GPUs free on the node."""
@@ -151,17 +162,21 @@ class Search:
         if short <= 0:
             return (0, 0, (), name), []
         gains: list[tuple[Unit, int]] = []
-        for unit in self.victims_on(name):
-            if not unit.is_part:
-                gains = [(one, gain) for one, gain in gains if one.job is not unit.job]
-            gains.append((unit, sum(gpus for node, gpus in unit.frees() if node == name)))
-            if sum(gain for _, gain in gains) >= short:
+        total = 0
+        for unit, gain in self.victims_on(name):
+            if not unit.is_part and unit.job.request.min_instances is not None:
+                total -= sum(less for one, less in gains if one.job is unit.job)
+                gains = [(one, less) for one, less in gains if one.job is not unit.job]
+            gains.append((unit, gain))
+            total += gain
+            if total >= short:
                 break
         else:
             return None
         for one in sorted(gains, key=lambda pair: pair[0].order, reverse=True):
-            if sum(gain for _, gain in gains) - one[1] >= short:
+            if total - one[1] >= short:
                 gains.remove(one)
+                total -= one[1]
         units = [unit for unit, _ in gains]
         cost, count, last = order_of(units)
         beside = min(sum(unit.job.held for unit in units) - short, self.wanted)

@@ -17,6 +17,7 @@ from sublet.domain.leases import LeaseKind
 from sublet.domain.quotas import Strategy
 
 Look = Callable[[State, JobBook], bool]  # True: done with, look at the next of its class
+Worth = Callable[[State, JobClass, JobBook, dict[str, int]], bool]  # quick; False: a look would be for nothing
 
 
 def schedule(state: State) -> None:
@@ -100,14 +101,14 @@ def _place_claimed(state: State, job: JobBook, claim: Claim) -> placement.Placem
 # ---- one walk over the queues
 
 
-def _walk(state: State, look: Look, *, for_promise: bool) -> None:
+def _walk(state: State, look: Look, worth: Worth, *, for_promise: bool) -> None:
     """Show the jobs of all queues in order; behind a blocked job a quota is looked through as its strategy says."""
     heads: list[tuple[Key, JobClass, JobBook]] = []
     for quota in state.quotas.values():
         if quota.classes:
             barrier = min((job.key for job in quota.claims.values() if is_strict(state, job)), default=None)
             _set_barrier(quota, barrier, for_promise)
-            heads += _heads(state, quota, for_promise)
+            heads += _heads(state, quota, worth, for_promise)
     heapify(heads)
     while heads:
         key, cls, job = heappop(heads)
@@ -123,7 +124,7 @@ def _walk(state: State, look: Look, *, for_promise: bool) -> None:
             _set_barrier(quota, key, for_promise)
 
 
-def _heads(state: State, quota: QuotaBook, for_promise: bool) -> list[tuple[Key, JobClass, JobBook]]:
+def _heads(state: State, quota: QuotaBook, worth: Worth, for_promise: bool) -> list[tuple[Key, JobClass, JobBook]]:
     """The first job of each class that is worth a look: it might start, or it blocks others if it does not."""
     strategy = quota.quota.strategy
     all_block = strategy is Strategy.FIFO or strategy is Strategy.BALANCE
@@ -136,7 +137,7 @@ def _heads(state: State, quota: QuotaBook, for_promise: bool) -> list[tuple[Key,
         elif all_block or (strategy is Strategy.INTELLIGENT and job.request.priority >= STRICT_FROM):
             is_worth = True
         else:
-            is_worth = _may_be_promised(state, cls, job, rooms) if for_promise else _may_borrow(state, cls, job)
+            is_worth = worth(state, cls, job, rooms)
         if is_worth:
             found.append((key, cls, job))
     return found
@@ -151,7 +152,7 @@ def _may_be_promised(state: State, cls: JobClass, job: JobBook, rooms: dict[str,
         room = rooms.get(pool.spec)
         if room is None:
             room = rooms[pool.spec] = capacity.headroom(cls.quota, pool.spec)
-        if room >= cls.least:
+        if room >= cls.least and pool.most_at_once >= cls.largest:
             return True
     if state.claims:
         return True
@@ -159,7 +160,11 @@ def _may_be_promised(state: State, cls: JobClass, job: JobBook, rooms: dict[str,
     return False
 
 
-def _may_borrow(state: State, cls: JobClass, job: JobBook) -> bool:
+def _may_preempt(state: State, cls: JobClass, job: JobBook, rooms: dict[str, int]) -> bool:
+    return cls.quota.may_preempt
+
+
+def _may_borrow(state: State, cls: JobClass, job: JobBook, rooms: dict[str, int]) -> bool:
     """Quick, from what is free before the walk, which only shrinks."""
     stamp = stamp_of(state, cls)
     if job.idle_policy is IdlePolicy.NEVER or job.eligible_ms > state.now_ms or cls.no_loan == stamp:
@@ -205,7 +210,7 @@ def _promise_pass(state: State) -> list[JobBook]:
             return _try_upgrade(state, job)
         return _try_promise(state, job, wanting)
 
-    _walk(state, look, for_promise=True)
+    _walk(state, look, _may_be_promised, for_promise=True)
     for job in wanting:
         for level in job.quota.path:
             level.reserved.clear()
@@ -367,7 +372,7 @@ def carry_out_plan(state: State, job: JobBook, plan: reclaim.Proof) -> None:
 
 
 def _idle_pass(state: State) -> None:
-    _walk(state, _try_idle, for_promise=False)
+    _walk(state, _try_idle, _may_borrow, for_promise=False)
 
 
 def _try_idle(state: State, job: JobBook) -> bool:
@@ -416,7 +421,7 @@ def _inside_pass(state: State) -> None:
                 return True
         return False
 
-    _walk(state, look, for_promise=True)
+    _walk(state, look, _may_preempt, for_promise=True)
 
 
 # ---- notices that are no longer needed

@@ -119,6 +119,11 @@ class Pool:
         return max(self.sizes, default=0)
 
     @property
+    def most_at_once(self) -> int:
+        """The most GPUs that a node could give if its borrowers left."""
+        return max((level for level, count in self.potentials.items() if count), default=0)
+
+    @property
     def total(self) -> int:
         return sum(gpus * count for gpus, count in self.sizes.items())
 
@@ -186,7 +191,7 @@ class JobClass:
 
     __slots__ = (
         "explained", "hopeless", "is_upgrade", "jobs", "key", "largest", "least", "no_loan", "no_plan", "pools",
-        "quota",
+        "quota", "told",
     )  # fmt: skip
 
     def __init__(self, quota: QuotaBook, key: object, first: JobBook, pools: tuple[Pool, ...], *,
@@ -199,7 +204,8 @@ class JobClass:
         self.hopeless: int | None = None  # the stamp at which the promise could do nothing for its first job,
         self.no_plan: int | None = None  # no reclaim could,
         self.no_loan: int | None = None  # and no lending
-        self.explained: object = None
+        self.explained: object = None  # see explain.py
+        self.told: object = None
 
 
 class JobBook:

@@ -1,0 +1,210 @@
+"""The decisions one by one: given a small cluster, when something happens, then this follows."""
+
+from sublet.core.check import check
+from sublet.core.core import impossible
+from sublet.domain.effects import EndJob, GiveNotice, ReleaseInstances, RequeueJob, StartGang, WithdrawNotice
+from sublet.domain.events import CheckpointSaved, InstanceBegan, JobStopAsked, JobSubmitted, QuotaSet
+from sublet.domain.jobs import FaultTolerance, IdlePolicy, JobRequest, Outcome
+from sublet.domain.leases import LeaseKind
+from sublet.domain.nodes import Node
+from sublet.domain.quotas import Quota
+from sublet.domain.reasons import ReasonCode
+from sublet.domain.rules import Rules
+from tests.property.world import World, build, fingerprint
+
+ONLY, ACCEPTABLE = IdlePolicy.ONLY, IdlePolicy.ACCEPTABLE
+
+
+def cluster(*quotas: Quota, nodes: int = 1, gpu: int = 8, rules: Rules | None = None) -> World:
+    return build([Node(name=f"n{i}", spec="gpu", gpu=gpu) for i in range(nodes)], list(quotas), rules)
+
+
+def quota(name: str, gpu: int, **more: object) -> Quota:
+    return Quota(name=name, nominal={"gpu": gpu}, **more)  # type: ignore[arg-type]
+
+
+def submit(world: World, job: str, quota: str, *sizes: int, **more: object) -> tuple[object, ...]:
+    request = JobRequest(id=job, quota=quota, sizes=sizes or (1,), **more)  # type: ignore[arg-type]
+    return world.do(JobSubmitted(at_ms=world.now_ms, request=request)) + world.close()
+
+
+def run(world: World, job: str, quota: str, *sizes: int, **more: object) -> None:
+    """Submitted, granted and begun."""
+    effects = submit(world, job, quota, *sizes, **more)
+    assert any(isinstance(effect, StartGang) and effect.job == job for effect in effects)
+    world.begin_all()
+
+
+def of(kind: type, effects: tuple[object, ...]) -> list[object]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def codes(world: World, job: str) -> list[ReasonCode]:
+    told = world.core.why(job)
+    assert told is not None
+    return [line.reason.code for line in told.reasons]
+
+
+def test_a_victim_leaves_and_its_claimant_starts_where_nobody_else_may() -> None:
+    world = cluster(quota("A", 8), quota("B", 0))
+    run(world, "b", "B", 8, idle=ONLY)
+    world.close(60_000)
+    (notice,) = of(GiveNotice, submit(world, "a", "A", 8))
+    assert (notice.job, notice.claimant, notice.deadline_ms) == ("b", "a", 90_000)  # type: ignore[attr-defined]
+    submit(world, "thief", "B", 8, idle=ONLY, priority=9)
+    world.end(("b", 1, 0), 0)
+    effects = world.close()
+    assert [(e.job, e.lease.kind) for e in of(StartGang, effects)] == [("a", LeaseKind.GUARANTEED)]  # type: ignore[attr-defined]
+    assert world.core.job("b").preemptions == 1  # type: ignore[union-attr]
+
+
+def test_what_has_not_begun_gets_no_grace_and_loses_nothing() -> None:
+    world = cluster(quota("A", 8), quota("B", 0))
+    submit(world, "b", "B", 8, idle=ONLY)
+    world.close(5_000)
+    (notice,) = of(GiveNotice, submit(world, "a", "A", 8))
+    assert (notice.deadline_ms, notice.lost_gpu_ms) == (5_000, 0)  # type: ignore[attr-defined]
+
+
+def test_a_checkpoint_makes_a_victim_cheap() -> None:
+    world = cluster(quota("A", 4), quota("B", 0))
+    run(world, "old", "B", 4, idle=ONLY)
+    world.close(600_000)
+    run(world, "new", "B", 4, idle=ONLY)
+    world.close(300_000)
+    world.do(CheckpointSaved(at_ms=world.now_ms, job="old", attempt=1, step=9))
+    world.close(1_000)
+    assert [e.job for e in of(GiveNotice, submit(world, "a", "A", 4))] == ["old"]  # type: ignore[attr-defined]
+
+
+def test_a_claim_that_is_stopped_gives_its_notices_back() -> None:
+    world = cluster(quota("A", 8), quota("B", 0))
+    run(world, "b", "B", 8, idle=ONLY)
+    submit(world, "a", "A", 8)
+    world.do(JobStopAsked(at_ms=world.now_ms, job="a"))
+    assert [e.job for e in of(WithdrawNotice, world.close())] == ["b"]  # type: ignore[attr-defined]
+    assert not world.core.state.noticed and not world.core.state.claims
+
+
+def test_priorities_preempt_inside_a_quota_where_that_is_allowed_whatever_the_priority() -> None:
+    world = cluster(quota("A", 4, self_preemption=True), quota("B", 4))
+    run(world, "low", "A", 4, priority=1)
+    run(world, "b", "B", 4)
+    effects = submit(world, "high", "A", 4, priority=3)
+    assert [(e.job, e.claimant) for e in of(GiveNotice, effects)] == [("low", "high")]  # type: ignore[attr-defined]
+    assert not of(GiveNotice, submit(world, "equal", "A", 4, priority=1))
+
+
+def test_sub_quota_preemption_reaches_down_and_never_up() -> None:
+    world = cluster(quota("P", 8, sub_quota_preemption=True), quota("P/c", 8))
+    run(world, "below", "P/c", 8, priority=1)
+    assert [e.job for e in of(GiveNotice, submit(world, "above", "P", 8, priority=2))] == ["below"]  # type: ignore[attr-defined]
+    other = cluster(quota("P", 8, sub_quota_preemption=True), quota("P/c", 8))
+    run(other, "above", "P", 8, priority=1)
+    assert not of(GiveNotice, submit(other, "below", "P/c", 8, priority=2))
+
+
+def test_an_acceptable_job_borrows_before_it_preempts_its_own() -> None:
+    world = cluster(quota("A", 4, self_preemption=True), quota("B", 4))
+    run(world, "low", "A", 4, priority=1)
+    (start,) = of(StartGang, submit(world, "high", "A", 4, priority=9, idle=ACCEPTABLE))
+    assert start.lease.kind is LeaseKind.IDLE  # type: ignore[attr-defined]
+
+
+def test_failures_spend_the_budget_retries_and_preemptions_do_not() -> None:
+    world = cluster(quota("A", 8))
+    run(world, "a", "A", 1, fault_tolerance=FaultTolerance(max_restarts=1))
+    for attempt, exit_code in enumerate((75, 75, 1, 75), start=1):
+        world.end(("a", attempt, 0), exit_code)
+        world.close()
+        world.begin_all()
+    assert world.core.job("a").failures_since_checkpoint == 1  # type: ignore[union-attr]
+    world.end(("a", 5, 0), 1)
+    (end,) = of(EndJob, tuple(world.story))
+    assert (end.outcome, end.failures) == (Outcome.FAILED, 5)  # type: ignore[attr-defined]
+
+
+def test_a_new_checkpoint_refills_the_budget_an_old_one_does_not() -> None:
+    world = cluster(quota("A", 8))
+    run(world, "a", "A", 1, fault_tolerance=FaultTolerance(max_restarts=1))
+    for attempt, step in enumerate((5, 6, 6), start=1):
+        world.do(CheckpointSaved(at_ms=world.now_ms, job="a", attempt=attempt, step=step))
+        world.end(("a", attempt, 0), 1)
+        world.close()
+    assert world.core.job("a") is None
+
+
+def test_backoff_doubles_and_is_told() -> None:
+    world = cluster(quota("A", 8))
+    run(world, "a", "A", 1, fault_tolerance=FaultTolerance(backoff_first_ms=10_000))
+    world.end(("a", 1, 0), 1)
+    world.close()
+    assert codes(world, "a") == [ReasonCode.BACKOFF]
+    assert world.core.next_deadline() == 10_000
+    assert of(StartGang, world.close(10_000))
+    world.end(("a", 2, 0), 1)
+    world.close()
+    assert world.core.job("a").retry_ms == 30_000  # type: ignore[union-attr]
+
+
+def test_a_gang_that_loses_a_member_ends_as_it_did() -> None:
+    world = cluster(quota("A", 8))
+    run(world, "a", "A", 2, 2)
+    world.end(("a", 1, 0), 1)
+    world.end(("a", 1, 1), 143)
+    outcomes = [e.outcome for e in of(ReleaseInstances, tuple(world.story))]  # type: ignore[attr-defined]
+    assert outcomes == [Outcome.FAILED, Outcome.FAILED]
+    assert len(of(RequeueJob, tuple(world.story))) == 1
+
+
+def test_a_cut_quota_keeps_its_jobs_running_and_the_oldest_guaranteed() -> None:
+    world = cluster(quota("A", 8))
+    run(world, "old", "A", 4)
+    world.close(1_000)
+    run(world, "new", "A", 4)
+    world.do(QuotaSet(at_ms=world.now_ms, quota=quota("A", 4)))
+    world.close()
+    kinds = {job.request.id: job.lease.kind for job in world.core.jobs() if job.lease}
+    assert kinds == {"old": LeaseKind.GUARANTEED, "new": LeaseKind.IDLE}
+
+
+def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
+    world = cluster(quota("A", 8), quota("B", 0))
+    run(world, "b", "B", 8, idle=ONLY)
+    world.close(60_000)
+    request = JobRequest(id="a", quota="A", sizes=(8,))
+    before = fingerprint(world.core)
+    plan = world.core.plan(request, world.now_ms)
+    assert fingerprint(world.core) == before and not check(world.core.state)
+    assert (plan.outcome, [notice.job for notice in plan.notices]) == ("reclaims", ["b"])
+    assert plan.effects == submit(world, "a", "A", 8)
+
+
+def test_advice_names_what_was_tried_and_worked() -> None:
+    world = cluster(quota("A", 4), quota("B", 4))
+    run(world, "a1", "A", 4)
+    run(world, "b1", "B", 4)
+    submit(world, "a2", "A", 4)
+    told = world.core.why("a2")
+    assert told is not None and told.reasons[0].sentence == "A: 4 promised, 4 in use by its own jobs, needs 4"
+    assert "a1 (4 GPU) ends" in told.would_change
+    assert not any(line.startswith("b1") for line in told.would_change)
+
+
+def test_absurd_numbers_are_refused() -> None:
+    for sizes in ((), (0,), (-1,), (1 << 62,), (1.5,), (True,)):
+        assert impossible(JobRequest(id="x", quota="A", sizes=sizes)) is not None  # type: ignore[arg-type]
+    assert impossible(JobRequest(id="x", quota="A", min_instances=2)) is not None
+    assert impossible(JobRequest(id="x", quota="A")) is None
+
+
+def test_messages_of_an_older_attempt_change_nothing() -> None:
+    world = cluster(quota("A", 8))
+    run(world, "a", "A", 1)
+    world.end(("a", 1, 0), 1)
+    world.close()
+    before = fingerprint(world.core)
+    world.end(("a", 1, 0), 1)
+    world.do(InstanceBegan(at_ms=world.now_ms, job="a", attempt=1, instance=0))
+    world.do(CheckpointSaved(at_ms=world.now_ms, job="a", attempt=1, step=3))
+    assert fingerprint(world.core) == before
