@@ -3,12 +3,15 @@
 A failure prints its seed: `pytest tests/sim --seed N` runs it alone, `sublet simulate --faults N` tells its story.
 """
 
+from pathlib import Path
+
 import pytest
 
 from sublet.sim.faults import TroubledWorld
+from sublet.store.sql import open_sqlite
 
 SEEDS = 1_000
-TOLD_TWICE = 20
+TOLD_TWICE, ON_DISK = 20, 8
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -37,6 +40,16 @@ def test_there_is_trouble_of_every_kind() -> None:
         lost += world.troubles.lost
     assert min(crashes, refusals, lost) > 100
     assert {"GiveNotice", "DowngradeLease", "UpgradeLease", "RequeueJob", "StopInstances", "WithdrawNotice"} <= kinds
+
+
+@pytest.mark.parametrize("seed", range(ON_DISK))
+def test_a_store_on_disk_tells_the_same_story_as_the_one_in_memory(seed: int, tmp_path: Path) -> None:
+    """What is read back after a crash is what was written, to the last field that a decision rests on."""
+    store = open_sqlite(tmp_path)
+    on_disk = TroubledWorld(seed, store)
+    assert list(on_disk.run()) == list(TroubledWorld(seed).run())
+    assert not on_disk.checker.problems and not on_disk.left()
+    store.close()
 
 
 @pytest.mark.parametrize("seed", range(TOLD_TWICE))

@@ -25,6 +25,7 @@ from sublet.domain.events import (
     QuotaSet,
     RulesSet,
 )
+from sublet.ports import Store
 from sublet.sim.checkers import Checker
 from sublet.sim.invent import TROUBLE_MS, scenario_of
 from sublet.sim.world import World
@@ -81,17 +82,18 @@ class Troubles:
         return (0,)
 
 
-class ShakyStore(MemoryStore):
-    """A commit may fail, and may be said to have failed although it counted."""
+class ShakyStore:
+    """A store in front of another: a commit may fail, and may be said to have failed although it counted."""
 
-    def __init__(self, troubles: Troubles) -> None:
-        super().__init__()
-        self._troubles = troubles
+    def __init__(self, store: Store, troubles: Troubles) -> None:
+        self._store, self._troubles = store, troubles
+        self.load, self.entries, self.close = store.load, store.entries, store.close
+        self.jobs, self.job, self.find_jobs = store.jobs, store.job, store.find_jobs
 
     def commit(self, entries: Sequence[Entry], changes: Changes, at_ms: int) -> None:
         if self._troubles.has_lot(COMMIT_FAILS):
             self._troubles.refuse("The disk is full.")
-        super().commit(entries, changes, at_ms)
+        self._store.commit(entries, changes, at_ms)
         if self._troubles.has_lot(COMMIT_DOUBTFUL):
             self._troubles.refuse("The connection broke.")
 
@@ -99,12 +101,12 @@ class ShakyStore(MemoryStore):
 class TroubledWorld(World):
     """People ask again, after a crash, for what they got no answer to."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, store: Store | None = None) -> None:
         self.troubles = Troubles(seed)
         self._asked: list[Event] = []
         self._seen = 0
-        store = ShakyStore(self.troubles)
-        super().__init__(scenario_of(seed), store=store, between=self.troubles.step, line=self.troubles.line)
+        shaky = ShakyStore(store or MemoryStore(), self.troubles)
+        super().__init__(scenario_of(seed), store=shaky, between=self.troubles.step, line=self.troubles.line)
         self.checker = Checker({node.name: node.gpu for node in self.scenario.nodes})
 
     def put(self, event: Event) -> None:

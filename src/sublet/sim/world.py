@@ -24,6 +24,7 @@ from sublet.domain.events import (
 )
 from sublet.domain.quotas import Quota
 from sublet.engines.simulated import Misdelivery, SimulatedEngine
+from sublet.ports import Store
 from sublet.sim.clock import SimulatedClock
 from sublet.sim.scenario import Scenario, ScenarioEvent, quota_fields
 from sublet.store.memory import MemoryStore
@@ -38,12 +39,13 @@ class World:
         self,
         scenario: Scenario,
         *,
-        store: MemoryStore | None = None,
+        store: Store | None = None,
         between: Callable[[str], None] = lambda step: None,
         line: Callable[[Event], Sequence[int]] = lambda event: (0,),
     ) -> None:
         self.scenario, self._between = scenario, between
-        self.clock, self.store = SimulatedClock(), store or MemoryStore()
+        self.clock = SimulatedClock()
+        self.store: Store = store or MemoryStore()
         behaviours = {job_id: job.behaviour for job_id, job in scenario.jobs.items()}
         self.engine = SimulatedEngine(self.clock, behaviours, node_timeout_ms=scenario.node_timeout_ms, line=line)
         self._quotas = {quota.name: quota for quota in scenario.quotas}
