@@ -6,6 +6,7 @@ submitted -> waiting -> running -> (noticed | stopping | broken) -> released -> 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from sublet.core import restarts
 from sublet.core.queue import age, delist, enlist, list_revocable, unlist_revocable
@@ -290,12 +291,13 @@ def release(state: State, job: JobBook, instances: tuple[int, ...], outcome: Out
 
 
 def _forget_notices_of(state: State, job: JobBook, gone: tuple[int, ...]) -> None:
-    """An elastic job that goes on is under notice no more for what it has given up."""
-    kept = tuple(notice for notice in job.notices if any(i not in gone and i in job.live for i in notice.instances))
-    if len(kept) != len(job.notices):
-        state.count(job, -1, job.live)
-        job.notices = kept
-        state.count(job, 1, job.live)
+    """Who goes on is under notice no more for what is gone, so that the rest of the notice may be taken back."""
+    if not any(i in gone for notice in job.notices for i in notice.instances):
+        return
+    left = [replace(n, instances=tuple(i for i in n.instances if i in job.live)) for n in job.notices]
+    state.count(job, -1, job.live)
+    job.notices = tuple(notice for notice in left if notice.instances)
+    state.count(job, 1, job.live)
 
 
 def close(state: State, job: JobBook) -> None:

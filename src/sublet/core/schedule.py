@@ -435,8 +435,6 @@ def _settle(state: State) -> bool:
     for job, notice in standing:
         if job.stop_asked or job.broken is not None or job.stopping_ms is not None:
             continue
-        if any(instance not in job.live for instance in notice.instances):
-            continue
         if _is_needless(state, job, notice):
             withdraw(state, job, notice)
             changed = True
