@@ -38,7 +38,10 @@ class Run:
     def finish(self) -> int:
         assert self.process.stdout is not None
         self.said += [json.loads(line) for line in self.process.stdout]
-        return self.process.wait(PATIENCE_S)
+        code = self.process.wait(PATIENCE_S)
+        if code == 1:
+            print(self.errors())  # shown by pytest when the test fails
+        return code
 
     @property
     def losses(self) -> dict[int, str]:
