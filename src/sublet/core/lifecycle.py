@@ -316,7 +316,7 @@ def close(state: State, job: JobBook) -> None:
             exit_code=job.exit_code,
             claimant=notice.claimant if notice else "",
             noticed_ms=notice.given_ms if notice else None,
-            lost_gpu_ms=job.lost_gpu_ms,
+            lost_gpu_ms=_lost_gpu_ms(job, state.now_ms),
             evidence=job.evidence,
         ),
     )
@@ -326,6 +326,13 @@ def close(state: State, job: JobBook) -> None:
         end(state, job, verdict)
     else:
         requeue(state, job, outcome, verdict.wait_ms)
+
+
+def _lost_gpu_ms(job: JobBook, now_ms: int) -> int:
+    """What was expected to be lost when it was told to leave; what it saved since then is not lost."""
+    if job.checkpoint_ms is None:
+        return job.lost_gpu_ms
+    return min(job.lost_gpu_ms, (now_ms - job.checkpoint_ms) * sum(job.gpus))
 
 
 def _count_end(state: State, job: JobBook, outcome: Outcome) -> None:

@@ -66,6 +66,21 @@ def test_what_has_not_begun_gets_no_grace_and_loses_nothing() -> None:
     assert (notice.deadline_ms, notice.lost_gpu_ms) == (5_000, 0)  # type: ignore[attr-defined]
 
 
+def test_what_a_victim_saves_on_its_notice_is_not_lost() -> None:
+    world = cluster(quota("A", 8), quota("B", 0))
+    run(world, "b", "B", 8, idle=ONLY)
+    world.close(60_000)
+    (notice,) = of(GiveNotice, submit(world, "a", "A", 8))
+    assert notice.lost_gpu_ms == 60_000 * 8  # type: ignore[attr-defined]
+    world.close(2_000)
+    world.do(CheckpointSaved(at_ms=world.now_ms, job="b", attempt=1, step=9))
+    world.close(500)
+    world.end(("b", 1, 0), 85)
+    world.close()
+    (end,) = world.core.job("b").history  # type: ignore[union-attr]
+    assert (end.outcome, end.lost_gpu_ms) == (Outcome.PREEMPTED, 500 * 8)
+
+
 def test_a_checkpoint_makes_a_victim_cheap() -> None:
     world = cluster(quota("A", 4), quota("B", 0))
     run(world, "old", "B", 4, idle=ONLY)
