@@ -3,7 +3,8 @@
     python -m sublet.demo.train --steps 240 --out DIRECTORY
 
 Rule: the same seed gives the same parameters bit for bit, however often it was interrupted in between. All that the
-next step depends on is in the checkpoint: parameters, optimizer, the generator that draws the batches, the step.
+next step depends on is in the checkpoint: parameters, optimizer, the step, the generator that draws the batches (the
+position in the data), and the one that dropout draws from.
 """
 
 import argparse
@@ -11,9 +12,10 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from sublet.job import SAVED, checkpointed, notice, progress
 
 WINDOW, BATCH, WIDTH, HEADS, LAYERS = 64, 12, 144, 4, 4  # about 1 M parameters
+DROPOUT = 0.1
 SAVE_EVERY = 40  # steps
 KEEP = 2  # checkpoints
 
@@ -47,11 +50,11 @@ class CharacterModel(nn.Module):
     def __init__(self, characters: int) -> None:
         super().__init__()
         self.characters, self.positions = nn.Embedding(characters, WIDTH), nn.Embedding(WINDOW, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.dropout, self.blocks = nn.Dropout(DROPOUT), nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, characters)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.characters(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.dropout(self.characters(tokens) + self.positions(torch.arange(tokens.shape[1])))
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 
@@ -84,6 +87,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "batches": self.batches.get_state(),
+            "random": torch.get_rng_state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -91,6 +95,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.batches.set_state(state["batches"])
+        torch.set_rng_state(state["random"])
 
 
 def new_training(seed: int) -> Training:
@@ -109,25 +114,32 @@ def new_training(seed: int) -> Training:
 
 
 def save(training: Training, directory: Path) -> None:
-    """Under another name first, synced, then renamed: a checkpoint is there whole or not at all."""
-    path = directory / f"step-{training.step:06d}.pt"
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        torch.save(training.state(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """A durable checkpoint of this step; the oldest ones go."""
+    write_whole(directory / f"step-{training.step:06d}.pt", lambda file: torch.save(training.state(), file))
     for old in sorted(directory.glob("step-*.pt"))[:-KEEP]:
         old.unlink()
     checkpointed(training.step)
 
 
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Under another name first, synced, then renamed and synced again: the file is there whole or not at all."""
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def resume(training: Training, directory: Path) -> None:
+    """From the newest checkpoint; what a killed save left half done is removed."""
+    for half in directory.glob("*.new"):
+        half.unlink()
     found = sorted(directory.glob("step-*.pt"))
     if found:
         training.load(torch.load(found[-1], weights_only=True))
@@ -142,7 +154,7 @@ def digest(model: nn.Module) -> str:
     return hashed.hexdigest()
 
 
-def train(steps: int, directory: Path, seed: int = 7) -> int:
+def train(steps: int, directory: Path, seed: int = 7, save_every: int = SAVE_EVERY) -> int:
     """The exit code: 0 when all steps are done, 85 when it saved on a notice."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -158,10 +170,10 @@ def train(steps: int, directory: Path, seed: int = 7) -> int:
             save(training, directory)
             print(f"notice: saved at step {training.step}, leaving", flush=True)
             return SAVED
-        if training.step % SAVE_EVERY == 0:
+        if training.step % save_every == 0:
             save(training, directory)
     result = {"step": training.step, "loss": training.loss.hex(), "parameters": digest(training.model)}
-    (directory / "result.json").write_text(json.dumps(result), "utf-8")
+    write_whole(directory / "result.json", lambda file: file.write(json.dumps(result).encode()))
     print(f"done: {json.dumps(result)}", flush=True)
     return 0
 
@@ -170,9 +182,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small transformer; resumes by itself.")
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--save-every", type=int, default=SAVE_EVERY, help="Steps from one checkpoint to the next.")
     parser.add_argument("--out", type=Path, default=os.environ.get("SUBLET_CHECKPOINT_DIR", "checkpoints"))
     given = parser.parse_args()
-    sys.exit(train(given.steps, Path(given.out), given.seed))
+    sys.exit(train(given.steps, Path(given.out), given.seed, given.save_every))
 
 
 if __name__ == "__main__":
