@@ -3,6 +3,8 @@
 A failure prints how to repeat it.
 """
 
+import os
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -220,6 +222,7 @@ TestCoreMachine.settings = settings(
     max_examples=300,
     stateful_step_count=50,
     deadline=None,
+    derandomize="SUBLET_EXPLORE" not in os.environ,  # the same examples each time; set it to look for new ones
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
