@@ -12,10 +12,12 @@ from sublet.core.lifecycle import drop_claim, give_notice, grant, make_claim, re
 from sublet.core.queue import STRICT_FROM, following, is_strict, keep_head
 from sublet.core.spare import spare_victims
 from sublet.core.state import Claim, JobBook, JobClass, Key, Pool, QuotaBook, State
+from sublet.domain.errors import Broken
 from sublet.domain.jobs import IdlePolicy, NoticeGiven
 from sublet.domain.leases import LeaseKind
 from sublet.domain.quotas import Strategy
 
+MOST_PASSES = 10_000  # each decides something; more can only be a defect, and a server that hangs is worse
 Look = Callable[[State, JobBook], bool]  # True: done with, look at the next of its class
 Worth = Callable[[State, JobClass, JobBook, dict[str, int]], bool]  # quick; False: a look would be for nothing
 
@@ -26,7 +28,7 @@ def schedule(state: State) -> None:
         if quota.quota.strategy is Strategy.BALANCE:
             keep_head(state, quota)
     _serve_claims(state)
-    while True:
+    for _ in range(MOST_PASSES):
         before = state.changes
         wanting = _promise_pass(state)
         _reclaim_pass(state, wanting)
@@ -36,6 +38,8 @@ def schedule(state: State) -> None:
             _inside_pass(state)
         if state.changes == before:
             break
+    else:
+        raise Broken(what="The scheduler does not come to rest.", hint="Report this with the log.", code="restless")
     if state.is_unsettled:
         state.is_unsettled = False
         if _settle(state):
@@ -184,10 +188,21 @@ def _set_barrier(quota: QuotaBook, key: Key | None, for_promise: bool) -> None:
 
 
 def _blocks(state: State, job: JobBook, for_promise: bool) -> bool:
-    """A job that may only borrow never blocks the promise, and borrowing only when it could borrow itself."""
+    """A job that can only borrow never blocks the promise: those behind it would have to take back at once what it is
+    lent. And it blocks borrowing only when it could borrow itself."""
     if job.idle_policy is IdlePolicy.ONLY and (for_promise or job.eligible_ms > state.now_ms):
         return False
-    return is_strict(state, job)
+    if not is_strict(state, job):
+        return False
+    return not (for_promise and _could_borrow(state, job))
+
+
+def _could_borrow(state: State, job: JobBook) -> bool:
+    if job.idle_policy is IdlePolicy.NEVER or job.eligible_ms > state.now_ms:
+        return False
+    if any(capacity.headroom(job.quota, spec) >= job.request.least_gpus for spec in job.request.specs):
+        return False
+    return any(loan(state, job, state.pool_of(job, spec)) is not None for spec in job.request.specs)
 
 
 def stamp_of(state: State, cls: JobClass) -> int:
@@ -257,13 +272,15 @@ def _try_promise(state: State, job: JobBook, wanting: list[JobBook]) -> bool:
 def _overtake(state: State, job: JobBook) -> bool:
     """Take the place of claims that may not stand in its way, if that helps it: those of its own tree that come after
     it, and, where it could start at once, those of others that nobody was told to leave for."""
-    mine = [one for one in state.claims.values() if one.quota.root is job.quota.root and one.key > job.key]
-    mine.sort(key=lambda one: one.key, reverse=True)
+    pools = [state.pool_of(job, spec) for spec in job.request.specs]
+    rivals = [one for one in state.claims.values() if one.claim and state.pool_of(one, one.claim.spec) in pools]
+    rivals.sort(key=lambda one: one.key, reverse=True)
+    root = job.quota.root
+    mine = [one for one in rivals if one.quota.root is root and one.key > job.key]
     if _clear(state, job, mine, lambda: _can_start(state, job) or _best_plan(state, job) is not None):
         return _start(state, job) or _reclaim(state, job)
     with_notices = {notice.claimant for one in state.noticed.values() for notice in one.notices}
-    soft = [one for one in state.claims.values() if one.id not in with_notices and one.quota.root is not job.quota.root]
-    soft.sort(key=lambda one: one.key, reverse=True)
+    soft = [one for one in rivals if one.id not in with_notices and one.quota.root is not root]
     return _clear(state, job, soft, lambda: _can_start(state, job)) and _start(state, job)
 
 
@@ -271,8 +288,9 @@ def _clear(state: State, job: JobBook, claims: list[JobBook], helps: Callable[[]
     """Drop these claims one by one until it helps; if it does not, all stay as they were."""
     if not claims or is_delayed(state, job):
         return False
-    pools = [state.pool_of(job, spec) for spec in job.request.specs]
-    versions = [pool.version for pool in pools], job.quota.root.version
+    books: list[Pool | QuotaBook] = [*dict.fromkeys(one.quota.root for one in claims)]
+    books += [state.pool_of(job, spec) for spec in job.request.specs]
+    versions = [book.version for book in books]
     lifted: list[JobBook] = []
     helped = False
     for one in claims:
@@ -285,10 +303,9 @@ def _clear(state: State, job: JobBook, claims: list[JobBook], helps: Callable[[]
         state.count_claim(one, 1)
         if helped:
             drop_claim(state, one)
-    if not helped:
-        for pool, version in zip(pools, versions[0], strict=True):
-            pool.version = version
-        job.quota.root.version = versions[1]
+    if not helped:  # nothing has become possible for anybody
+        for book, version in zip(books, versions, strict=True):
+            book.version = version
     return helped
 
 

@@ -1,5 +1,7 @@
 """The decisions one by one: given a small cluster, when something happens, then this follows."""
 
+from random import Random
+
 from sublet.core.check import check
 from sublet.core.core import impossible
 from sublet.domain.effects import EndJob, GiveNotice, ReleaseInstances, RequeueJob, StartGang, WithdrawNotice
@@ -126,6 +128,17 @@ def test_an_acceptable_job_borrows_before_it_preempts_its_own() -> None:
     assert start.lease.kind is LeaseKind.IDLE  # type: ignore[attr-defined]
 
 
+def test_a_head_that_can_only_borrow_does_not_stand_before_the_promise() -> None:
+    """Else it would be lent what the next one has to take back from it in the same instant."""
+    world = cluster(quota("A", 6), quota("C", 2))
+    for job, gpu, priority in (("small", 3, 5), ("big", 8, 9)):
+        request = JobRequest(id=job, quota="A", sizes=(gpu,), priority=priority, idle=ACCEPTABLE)
+        world.do(JobSubmitted(at_ms=0, request=request))
+    effects = world.close()
+    assert [(e.job, e.lease.kind) for e in of(StartGang, effects)] == [("small", LeaseKind.GUARANTEED)]  # type: ignore[attr-defined]
+    assert not of(GiveNotice, effects)
+
+
 def test_failures_spend_the_budget_retries_and_preemptions_do_not() -> None:
     world = cluster(quota("A", 8))
     run(world, "a", "A", 1, fault_tolerance=FaultTolerance(max_restarts=1))
@@ -223,3 +236,37 @@ def test_messages_of_an_older_attempt_change_nothing() -> None:
     world.do(InstanceBegan(at_ms=world.now_ms, job="a", attempt=1, instance=0))
     world.do(CheckpointSaved(at_ms=world.now_ms, job="a", attempt=1, step=3))
     assert fingerprint(world.core) == before
+
+
+def test_a_look_in_vain_at_the_claims_of_others_makes_nothing_seem_possible() -> None:
+    """Or two hopeless jobs would set each other going for ever."""
+    world = cluster(quota("A", 8), quota("B", 8))
+    run(world, "i", "B", 8, idle=ONLY)
+    world.do(JobStopAsked(at_ms=world.now_ms, job="i"))
+    submit(world, "a", "A", 8)
+    assert "a" in world.core.state.claims and not world.core.state.noticed
+    submit(world, "b", "B", 6)
+    state = world.core.state
+    pool, root = state.pools["t", "gpu"], state.quotas["A"]
+    before = pool.version, root.version, state.changes
+    state.epoch += 1  # so that all are looked at again
+    world.close()
+    assert (pool.version, root.version) == before[:2]
+    assert state.claims.keys() == {"a"}
+
+
+def test_a_crowd_comes_to_rest_and_everybody_runs() -> None:
+    chance = Random(3)
+    world = cluster(*(quota(f"q{i}", 20) for i in range(6)), nodes=15)
+    for number in range(300):
+        request = JobRequest(
+            id=f"j{number:03}", quota=f"q{chance.randrange(6)}", sizes=(chance.choice((1, 5, 8)),), idle=ACCEPTABLE
+        )
+        world.do(JobSubmitted(at_ms=world.now_ms, request=request))
+    for _ in range(2_000):
+        world.close(200)
+        for one in sorted(world.told)[:4] or chance.sample(sorted(world.running), min(4, len(world.running))):
+            world.end(one, 143 if one in world.told else 0, finished=one not in world.told)
+        if len(world.ended) == 300:
+            break
+    assert len(world.ended) == 300
