@@ -5,7 +5,7 @@ STAMP := .venv/.complete
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test format clean bench-core bench-supervisor bench-checkpoint bench-checkpoint-faults \
+.PHONY: help setup demo check test docs format clean bench-core bench-supervisor bench-checkpoint bench-checkpoint-faults \
 	bench-server bench-lending bench-packing
 
 help:  ## what there is
@@ -33,6 +33,9 @@ check: setup  ## lint, types, layers, house rules
 
 test: setup  ## all tests
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal tests
+
+docs: setup  ## rewrite the reference pages that follow from the code
+	@$(BIN)/python docs/make_reference.py
 
 format: setup  ## let ruff rewrite
 	$(BIN)/ruff check --fix .

@@ -46,7 +46,8 @@ def sublet(*arguments: str, data: Path, cwd: Path | None = None, more: dict[str,
 
 def environment(data: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SUBLET_")}
-    return kept | {"SUBLET_DATA": str(data), "SUBLET_USER": "mei", "PYTHONUNBUFFERED": "1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"  # `python` is this one
+    return kept | {"SUBLET_DATA": str(data), "SUBLET_USER": "mei", "PYTHONUNBUFFERED": "1", "PATH": path}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class Time(click.ParamType[int]):
 @click.command()
 @click.argument("trace", type=FILE)
 @click.option("--cluster", type=FILE, required=True, help="Nodes and quotas, as in a scenario.")
-@click.option("--policy", type=click.Choice(POLICIES), default="lend", show_default=True)
+@click.option("--policy", type=click.Choice(POLICIES), default="lend", show_default=True, help="What may be lent.")
 @click.option("--checkpoint-every", type=Time(), default="30m", show_default=True, help="0: a job saves nothing.")
 @click.option(
     "--restart-cost", type=Time(), default="60s", show_default=True, help="Running time that a restart costs."

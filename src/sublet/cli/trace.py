@@ -63,9 +63,9 @@ def import_(
 
 @command.command()
 @click.option("--quota", "quotas", multiple=True, metavar="NAME=GPUS", help="Once for each quota; else three of them.")
-@click.option("--days", type=click.FloatRange(min=0.01), default=7.0, show_default=True)
+@click.option("--days", type=click.FloatRange(min=0.01), default=7.0, show_default=True, help="How long it is.")
 @click.option("--load", type=click.FloatRange(min=0.01), default=0.75, show_default=True, help="Of what is promised.")
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same stream.")
 @click.option("--out", type=OUT, default="-", help="Where the stream goes; else to the standard output.")
 @click.option("--cluster-out", type=OUT, help="Also write the cluster that it is made for, nodes of 8 GPUs.")
 def generate(quotas: tuple[str, ...], days: float, load: float, seed: int, out: Path, cluster_out: Path | None) -> None:

@@ -12,41 +12,14 @@ from typing import Any
 
 from sublet.domain.errors import Refused
 from sublet.domain.jobs import CheckpointHint, FaultTolerance, IdlePolicy, JobRequest, Program
-from sublet.service.reading import ANY, Section, Shape, check_keys, read
+from sublet.service import jobkeys
+from sublet.service.reading import Section, check_keys, read
 
 MAX_INSTANCES = 10_000
 MAX_GPU = 1_024  # of one instance; no machine has more
 NO_HIGHER = 1_000_000
 
-SHAPE: Shape = {
-    "name": None,
-    "quota": None,
-    "idle": None,
-    "priority": None,
-    "spec": None,
-    "instances": None,
-    "gpu": None,
-    "resources": {"gpu": None, "cpu": None, "memory": None},
-    "launcher": None,
-    "command": None,
-    "workdir": None,
-    "env": ANY,
-    "max_time": None,
-    "checkpoint": {"dir": None, "every": None, "exit_code": None},
-    "fault_tolerance": {
-        "mode": None,
-        "max_restarts": None,
-        "policy": None,
-        "same_error": None,
-        "backoff": {"first": None, "max": None},
-        "hang": {"action": None, "after": None, "watch": None},
-        "exit_hang": None,
-        "on_preempt": None,
-        "grace": None,
-        "notice": {"signal": None, "to": None},
-    },
-    "labels": ANY,
-}
+SHAPE = jobkeys.shape()
 NOT_YET = ("image", "secrets", "data", "notify")
 POLICIES = {"exit-code-and-error": "exit_code_and_error_msg", "exit-code": "exit_code", "on-failure": "on_failure"}
 

@@ -1,9 +1,12 @@
 """The job file: every key does something, and everything else is refused with its line."""
 
+from dataclasses import replace
+
 import pytest
 
 from sublet.domain.errors import Refused
 from sublet.domain.jobs import CheckpointHint, FaultTolerance, IdlePolicy, JobRequest, Program
+from sublet.service import jobkeys
 from sublet.service.jobfile import Draft, Origin, parse
 
 ORIGIN = Origin(job_id="job_1", user="mei", file="job.yaml", base="/home/mei")
@@ -213,3 +216,19 @@ def test_where_a_field_stands() -> None:
     assert whole.place("resources.gpu") == "job.yaml:7"
     assert whole.place("fault_tolerance.backoff.max") == "job.yaml:19"
     assert short.place("spec") == "job.yaml"
+
+
+def test_what_is_said_to_hold_without_a_key_does() -> None:
+    """The reference's column of usual values: written out, they change nothing."""
+    usual = {path: key.usual for path, key in jobkeys.KEYS.items() if key.usual and " " not in key.usual}
+    assert len(usual) == 12
+    written: dict[str, object] = {}
+    for path, value in usual.items():
+        *above, last = path.split(".")
+        level: dict[str, object] = written
+        for name in above:
+            level = level.setdefault(name, {})  # type: ignore[assignment]
+        level[last] = int(value) if value.isdigit() else value
+    plain, full = read(SHORT), read(SHORT, **written)
+    assert replace(full, program=replace(full.program, settings="")) == plain
+    assert full.program.settings == '{"checkpoint_exit_code":85,"policy":"exit-code-and-error"}'
