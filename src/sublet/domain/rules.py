@@ -10,7 +10,8 @@ class Rules:
     reclaim_delay_ms: int = 0  # how long an entitled job waits for natural churn
     cooldown_ms: int = 0  # first pause before a reclaimed job borrows again; doubles
     max_cooldown_ms: int = 1_800_000
-    kill_timeout_ms: int = 30_000  # past grace and kill: the node is quarantined
+    # After the grace; then the node is quarantined. Longer than an engine's own wait from SIGTERM to SIGKILL, 30 s.
+    kill_timeout_ms: int = 60_000
     restart_cost_ms: int = 60_000  # what a restart is taken to cost on each GPU, beside lost work
     eviction_cost_gpu_ms: int = 1_800_000  # what an eviction costs beside: of like losses the fewest victims
     reclaim: bool = True  # False: what is lent comes back only when its borrower ends
