@@ -14,8 +14,8 @@ Beside it the same training runs without interruption, to compare with. Ctrl-C e
 
 
 @click.command()
-@click.option("--steps", type=click.IntRange(30), default=200, show_default=True, help="Of the borrower's training.")
-@click.option("--owner-steps", type=click.IntRange(1), default=30, show_default=True, help="Of the owner's training.")
+@click.option("--steps", type=click.IntRange(30), default=300, show_default=True, help="Of the borrower's training.")
+@click.option("--owner-steps", type=click.IntRange(1), default=40, show_default=True, help="Of the owner's training.")
 def command(steps: int, owner_steps: int) -> int:
     """Two teams, one server, real training: borrow, take back, resume, compare bit for bit.
 
