@@ -39,9 +39,9 @@ def command(steps: int, owner_steps: int) -> int:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[str, float], None]]:
-    """A bar on a terminal, else a line whenever something new happens."""
+    """On a terminal a bar, below what is over; else a line whenever something new happens."""
+    said: list[str] = []
     if not sys.stdout.isatty():
-        said: list[str] = []
 
         def say(what: str, _done: float) -> None:
             if what not in said:
@@ -54,8 +54,16 @@ def _shown() -> Iterator[Callable[[str, float], None]]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True) as bars:
-        task = bars.add_task("starting", total=1.0)
-        yield lambda what, done: bars.update(task, description=what, completed=done)
+        task = bars.add_task("the server starts", total=1.0)
+
+        def draw(what: str, done: float) -> None:
+            if what not in said:
+                if said:
+                    bars.console.print(f"[green]✓[/green] {said[-1]}")
+                said.append(what)
+            bars.update(task, description=what, completed=done)
+
+        yield draw
 
 
 def _print_table(rows: list[tuple[str, str, str]]) -> None:
