@@ -61,6 +61,11 @@ class Stage:
         until(lambda: self.path("lock").exists() and self.path("lock").read_text().isdigit())
         return int(self.path("lock").read_text())
 
+    def members(self) -> list[int]:
+        """All that carries the mark of an instance of this directory."""
+        starts = [json.loads(path.read_text()) for path in self.directory.glob("*/*/*/start.json")]
+        return [pid for start in starts for pid in processes.members(None, start["mark"], "")]
+
     def log(self, instance: int = 0) -> str:
         path = self.engine.log_path("job_a", 1, instance)
         return path.read_text() if path else ""
@@ -74,7 +79,7 @@ class Stage:
 def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path / "instances")
     yield made
-    for pid in processes.members(None, "job_a#1/0", "") + processes.members(None, "job_a#1/1", ""):
+    for pid in made.members():
         processes.send(pid, signal.SIGKILL)
     made.engine.close()
 
@@ -195,7 +200,7 @@ def test_what_ignores_the_end_is_killed_with_all_its_children(stage: Stage) -> N
     child = int(stage.log().split()[1])
     stage.engine.carry_out(notice(0))
     assert stage.end().exit_code == 137
-    assert not is_alive(child) and not processes.members(None, "job_a#1/0", "")
+    assert not is_alive(child) and not stage.members()
 
 
 def test_a_notice_that_is_withdrawn_leaves_the_program_alone(stage: Stage) -> None:
@@ -223,7 +228,7 @@ def test_a_victim_that_has_not_started_never_starts(stage: Stage) -> None:
 def test_left_over_children_are_gone_before_the_end_is_told(stage: Stage) -> None:
     stage.engine.carry_out(start("setsid sleep 300 & echo $!; exit 3"))
     assert stage.end().exit_code == 3
-    assert not processes.members(None, "job_a#1/0", "")
+    assert not stage.members()
 
 
 def test_a_new_server_finds_what_runs_and_tells_what_ended_meanwhile_until_it_is_known(stage: Stage) -> None:
@@ -267,7 +272,7 @@ def test_keeper_and_program_killed_from_outside_are_told_as_such(stage: Stage) -
     stage.engine.carry_out(start("sleep 300"))
     os.kill(stage.pid(), signal.SIGKILL)
     assert stage.end().exit_code == 137
-    assert not processes.members(None, "job_a#1/0", "")
+    assert not stage.members()
 
 
 def test_a_working_directory_that_is_not_there_is_a_failure_that_says_so(stage: Stage) -> None:

@@ -37,7 +37,6 @@ def environment_of(
         "SUBLET_NOTICE_FILE": f"{directory}/notice.json",
         "SUBLET_REPORT_FILE": f"{directory}/report.jsonl",
         "SUBLET_CHECKPOINT_DIR": checkpoint_directory(request.program.checkpoint_dir, ref.job, directory),
-        "SUBLET_INSTANCE_MARK": str(ref),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),
         "PYTHONUNBUFFERED": "1",
     }

@@ -161,15 +161,19 @@ class LocalEngine:
         directory.mkdir(parents=True, exist_ok=True)
         node, gpus = effect.lease.nodes[position], effect.lease.gpus[position]
         devices = self._free_devices(node, gpus)
-        cgroup = processes.make_cgroup(f"{ref.job}-{ref.attempt}-{ref.instance}")
+        # Two servers on one machine may use the same job ids: the directory's own number keeps their processes apart.
+        own = directory.stat().st_ino
+        mark = f"{ref}@{own}"
+        cgroup = processes.make_cgroup(f"{ref.job}-{ref.attempt}-{ref.instance}-{own}")
         environment = environment_of(effect, ref, str(directory), devices, port, self._addresses(effect))
+        environment[processes.MARK] = mark
         start = {
             "job": ref.job,
             "attempt": ref.attempt,
             "instance": ref.instance,
             "node": node,
             "devices": devices,
-            "mark": str(ref),
+            "mark": mark,
             "argv": program_argv(effect.request.program),
             "workdir": effect.request.program.workdir,
             "environment": environment,
