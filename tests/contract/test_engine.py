@@ -3,6 +3,7 @@
 The simulated one runs on a clock that is moved; the local one runs real processes in real time.
 """
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -117,8 +118,8 @@ class Local:
         return time.time_ns() // 1_000_000
 
     def pids(self) -> list[int]:
-        names = [f"{job}#{attempt}/{i}" for job in PROGRAMS for attempt in (1, 2) for i in (0, 1)]
-        return [pid for name in names for pid in processes.members(None, name, "")]
+        starts = [json.loads(path.read_text()) for path in self.directory.glob("*/*/*/start.json")]
+        return [pid for start in starts for pid in processes.members(None, start["mark"], "")]
 
     def count(self) -> int:
         return len(self.pids())

@@ -238,7 +238,10 @@ def ends_are_told_once(entries: list[Entry], marks: dict[str, Path]) -> None:
     assert released == granted and set(released.values()) == {1}, "an end did not take effect exactly once"
     for name in granted:
         mine = ".".join(map(str, name))
-        if f"started.{mine}" in marks:
+        if f"started.{mine}" in marks and f"ended.{mine}" not in marks:
+            # Told to leave before the server knew that it had begun: then no grace is due, and it writes nothing down.
+            assert told[name] <= {NEVER_BEGAN, 137} and outcomes[name] is Outcome.PREEMPTED, f"{mine} was cut off"
+        elif f"started.{mine}" in marks:
             assert told[name] == {int(marks[f"ended.{mine}"].read_text())}, f"{mine}: another exit code was delivered"
         else:
             assert told[name] == {NEVER_BEGAN} and outcomes[name] is Outcome.PREEMPTED, f"{mine} was never started"
