@@ -4,7 +4,6 @@ The simulated one runs on a clock that is moved; the local one runs real process
 """
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ LIMIT_S = 30
 PROGRAMS = {  # job: what its program does, for both kinds of machine
     "job_done": ("exit 0", Behaviour(work_ms=1_000)),
     "job_fails": ("exit 7", Behaviour()),
-    "job_stays": ("sleep 600", Behaviour(leaves_after_ms=None)),
+    "job_stays": ("exec sleep 600", Behaviour(leaves_after_ms=None)),
     "job_heeds": (
         'while [ ! -e "$SUBLET_NOTICE_FILE" ]; do sleep 0.05; done; exit 85',
         Behaviour(leaves_after_ms=100, leaves_with=85),
@@ -61,15 +60,12 @@ class Machines(Protocol):
     def restart(self) -> None: ...
     def now_ms(self) -> int: ...
 
-    one_program: int
-
     def count(self) -> int: ...
+    def stayers(self) -> int: ...
     def close(self) -> None: ...
 
 
 class Simulated:
-    one_program = 1  # what `count` says when `job_stays` runs once
-
     def __init__(self, _: Path) -> None:
         self.clock, self.heard = SimulatedClock(), Heard()
         self.engine = SimulatedEngine(self.clock, {job: behaviour for job, (_, behaviour) in PROGRAMS.items()})
@@ -96,21 +92,23 @@ class Simulated:
     def count(self) -> int:
         return len(list(self.engine.running()))
 
+    stayers = count
+
     def close(self) -> None:
         self.engine.close()
 
 
-def session_of(pid: int) -> int | None:
-    """None when it has just ended."""
+STAYS = b"sleep\x00600\x00"
+
+
+def _command(pid: int) -> bytes:
     try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 class Local:
-    one_program = 2  # its keeper and itself
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "instances"
         self.engine: LocalEngine | None = None
@@ -138,8 +136,11 @@ class Local:
         return [pid for start in starts for pid in processes.members(None, start["mark"], "")]
 
     def count(self) -> int:
-        """Programs: each has a session of its own, however many processes are in it."""
-        return len({session for pid in self.pids() if (session := session_of(pid)) is not None})
+        return len(self.pids())
+
+    def stayers(self) -> int:
+        """Programs of `job_stays`, without the shells around them."""
+        return sum(_command(pid) == STAYS for pid in self.pids())
 
     def close(self) -> None:
         """Nothing of it may be left for the next test to find."""
@@ -190,13 +191,13 @@ def test_a_failure_is_told_with_its_exit_code_and_is_not_finished(machines: Mach
 
 def test_a_start_that_is_repeated_starts_nothing(machines: Machines) -> None:
     machines.engine.carry_out(start("job_stays"))
-    machines.until(lambda: machines.count() == machines.one_program)
+    machines.until(lambda: machines.stayers() == 1)
     machines.engine.carry_out(start("job_stays"))
     machines.restart()
     machines.engine.carry_out(start("job_stays"))
     machines.engine.carry_out(start("job_done"))  # what came before it has been done by its end
     machines.until(machines.heard.ends)
-    machines.until(lambda: machines.count() == machines.one_program)
+    machines.until(lambda: machines.stayers() == 1)
     assert {job for job, *_ in machines.heard.ends()} == {"job_done"}
 
 
