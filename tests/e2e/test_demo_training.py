@@ -77,7 +77,8 @@ def test_kills_and_notices_change_no_bit(tmp_path: Path) -> None:
     left_at = saved(out)[-1]
     assert left_at == (rest or [first])[-1] < STEPS, "it left at another step than it saved"
     report = [json.loads(line) for line in (instance / "report.jsonl").read_text().splitlines()]
-    assert {"step": left_at, "total": STEPS} in report and report[-1] == {"checkpoint": left_at}
+    told = json.loads((instance / "progress.0").read_text())
+    assert (told["step"], told["total"]) == (left_at, STEPS) and report[-1] == {"checkpoint": left_at}
     with training(out) as process:
         assert reads_until_step(process, STEPS + 1) == list(range(left_at + 1, STEPS + 1))
         assert process.wait() == 0

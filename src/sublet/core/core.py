@@ -25,12 +25,14 @@ from sublet.domain.effects import (
     MarkQuota,
     QueueJob,
     RefuseJob,
+    RestartInstance,
     StartGang,
     StopInstances,
     WithdrawNotice,
 )
 from sublet.domain.events import (
     CheckpointSaved,
+    Diagnosed,
     Event,
     InstanceBegan,
     InstanceEnded,
@@ -69,6 +71,7 @@ class Core:
             InstanceBegan: self._began,
             InstanceEnded: self._ended,
             CheckpointSaved: self._saved,
+            Diagnosed: self._diagnosed,
             JobStopAsked: self._stop_asked,
             JobAdopted: self._adopted,
             QuotaSet: self._quota_set,
@@ -144,6 +147,11 @@ class Core:
                     request=job.request,
                 )
             )
+            effects += [
+                RestartInstance(job=job.id, attempt=job.attempt, instance=instance, run=run, not_before_ms=0)
+                for instance, run in sorted(job.runs.items())
+                if instance in job.live
+            ]
             for n in job.notices:
                 effects.append(
                     GiveNotice(
@@ -157,7 +165,7 @@ class Core:
                     )
                 )
             if job.stopping_ms is not None:
-                reason = "stopped" if job.stop_asked else "gang"
+                reason = "stopped" if job.stop_asked else lifecycle.reason_of_end(job)
                 effects.append(StopInstances(job=job.id, attempt=job.attempt, instances=job.live, reason=reason))
                 continue
             spared = tuple(i for i in job.live if not any(i in n.instances for n in job.notices))
@@ -287,12 +295,17 @@ class Core:
     def _began(self, event: InstanceBegan) -> None:
         job = self._present(event.job, event.attempt)
         if job is not None:
-            lifecycle.began(self.state, job, event.instance)
+            lifecycle.began(self.state, job, event.instance, event.run)
 
     def _ended(self, event: InstanceEnded) -> None:
         job = self._present(event.job, event.attempt)
-        if job is not None and event.instance in job.live:
+        if job is not None and event.instance in job.live and event.run == job.runs.get(event.instance, 0):
             lifecycle.instance_ended(self.state, job, event)
+
+    def _diagnosed(self, event: Diagnosed) -> None:
+        job = self._present(event.job, event.attempt)
+        if job is not None and event.run == job.runs.get(-1 if event.instance is None else event.instance, 0):
+            lifecycle.diagnosed(self.state, job, event)
 
     def _saved(self, event: CheckpointSaved) -> None:
         job = self._present(event.job, event.attempt)

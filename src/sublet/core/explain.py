@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from sublet.core import capacity, placement, reserve
 from sublet.core.queue import ahead_of
 from sublet.core.schedule import is_delayed, loan
-from sublet.core.state import JobBook, JobClass, Key, Pool, State
+from sublet.core.state import JobBook, JobClass, Key, Pool, State, TroubleSeen
 from sublet.domain.effects import ShowReasons
+from sublet.domain.faults import Trouble
 from sublet.domain.jobs import IdlePolicy, JobRequest
 from sublet.domain.leases import LeaseKind
 from sublet.domain.nodes import NodeState
@@ -286,7 +287,9 @@ def explain(state: State, job: JobBook) -> Explanation:
     """Fresh numbers and sentences, for a job that has not ended."""
     if job.live:
         kind = "running" if job.begun_ms is not None else "starting"
-        return Explanation(job=job.id, kind=kind, at_ms=state.now_ms, mirror=mirror(state, job))
+        wrong = [_trouble(state, one) for one in job.troubles]
+        told = tuple(ReasonLine(reason=one, sentence=sentence(state, job, one)) for one in wrong)
+        return Explanation(job=job.id, kind=kind, at_ms=state.now_ms, reasons=told, mirror=mirror(state, job))
     lines = [reason(state, job, code) for code in codes(state, job)]
     first = lines[0].code
     return Explanation(
@@ -297,6 +300,16 @@ def explain(state: State, job: JobBook) -> Explanation:
         ahead=ahead(job),
         ahead_count=ahead_of(job),
     )
+
+
+def _trouble(state: State, seen: TroubleSeen) -> Reason:
+    code = {
+        Trouble.HANG: ReasonCode.HANGING,
+        Trouble.EXIT_HANG: ReasonCode.EXIT_HANGING,
+        Trouble.SLOW: ReasonCode.SLOW_INSTANCE,
+    }[Trouble(seen.trouble)]
+    numbers = {"lasting": max(0, state.now_ms - seen.since_ms) // 1000}
+    return Reason(code=code, numbers=numbers, subjects=(seen.evidence,))
 
 
 NEVER = frozenset(
@@ -384,4 +397,7 @@ SENTENCES: Mapping[ReasonCode, str] = {
     ReasonCode.HELD: "held by its owner",
     ReasonCode.NODE_LOST: "{nodes} nodes of {spec} are lost or drained",
     ReasonCode.DRAINING: "{nodes} nodes of {spec} are lost or drained",
+    ReasonCode.HANGING: "hangs, seen {lasting} s ago: {first}",
+    ReasonCode.EXIT_HANGING: "does not end, seen {lasting} s ago: {first}",
+    ReasonCode.SLOW_INSTANCE: "is held up, seen {lasting} s ago: {first}",
 }

@@ -10,19 +10,21 @@ from dataclasses import replace
 
 from sublet.core import restarts
 from sublet.core.queue import age, delist, enlist, list_revocable, unlist_revocable
-from sublet.core.state import Claim, JobBook, NodeBook, QuotaBook, State
+from sublet.core.state import Cause, Claim, JobBook, NodeBook, QuotaBook, State, TroubleSeen
 from sublet.domain.effects import (
     DowngradeLease,
     EndJob,
     GiveNotice,
     ReleaseInstances,
     RequeueJob,
+    RestartInstance,
     StartGang,
     StopInstances,
     UpgradeLease,
     WithdrawNotice,
 )
-from sublet.domain.events import InstanceEnded
+from sublet.domain.events import Diagnosed, InstanceEnded
+from sublet.domain.faults import Fault, Trouble
 from sublet.domain.jobs import AttemptEnd, JobState, NoticeGiven, Outcome
 from sublet.domain.leases import Lease, LeaseKind
 from sublet.domain.nodes import NodeState
@@ -68,13 +70,19 @@ def lease_of(job: JobBook) -> Lease:
     )
 
 
-def began(state: State, job: JobBook, instance: int) -> None:
-    if instance in job.began or instance not in job.live:
+def began(state: State, job: JobBook, instance: int, run: int) -> None:
+    if instance not in job.live or run != job.runs.get(instance, 0):
+        return
+    if run:
+        state.touch(job)
+        restarts.began_again(job, state.now_ms, instance)
+    if instance in job.began:
         return
     state.touch(job)
     job.began = (*job.began, instance)
     if job.begun_ms is None and len(job.began) >= len(job.live) and all(i in job.began for i in job.live):
         relist(state, job, begun_ms=state.now_ms)
+        restarts.began_again(job, state.now_ms, None)
 
 
 def relist(state: State, job: JobBook, *, begun_ms: int | None = None, checkpoint_ms: int | None = None) -> None:
@@ -225,6 +233,11 @@ def stop_all(state: State, job: JobBook, reason: str) -> None:
     state.emit(StopInstances(job=job.id, attempt=job.attempt, instances=job.live, reason=reason))
 
 
+def reason_of_end(job: JobBook) -> str:
+    """Why all that is left of a broken gang is ended."""
+    return "hang" if job.fault.verdict == Fault.HANG else "gang"
+
+
 def ask_stop(state: State, job: JobBook) -> None:
     """The user stops it: at once when it waits, when its processes are gone when it runs."""
     if job.stop_asked:
@@ -245,11 +258,67 @@ def instance_ended(state: State, job: JobBook, event: InstanceEnded) -> None:
     """Its processes are confirmed gone."""
     state.touch(job)
     outcome = _outcome_of(job, event)
-    if job.exit_code is None or (outcome is Outcome.FAILED and job.broken is None):
-        job.exit_code = event.exit_code
-    if event.verdict or event.evidence:
-        job.verdict, job.evidence = event.verdict, event.evidence
-    release(state, job, (event.instance,), outcome, event.exit_code)
+    job.fault = restarts.with_cause(job, event, outcome)
+    job.troubles = tuple(one for one in job.troubles if one.instance != event.instance)
+    if outcome is not Outcome.FAILED or not _starts_again_alone(state, job, event.instance):
+        release(state, job, (event.instance,), outcome, event.exit_code)
+
+
+def _starts_again_alone(state: State, job: JobBook, instance: int) -> bool:
+    """Of an asynchronous job one instance may start again in its place; the others never hear of it."""
+    if job.request.fault_tolerance.mode != "async" or job.broken is not None or instance in job.leaving:
+        return False
+    before = job.failures, job.failures_since, job.errors
+    restarts.count_failure(job)
+    verdict = restarts.after(job, Outcome.FAILED)
+    if verdict.end is not None:
+        job.failures, job.failures_since, job.errors = before
+        return False
+    run = job.runs.get(instance, 0) + 1
+    job.runs = {**job.runs, instance: run}
+    job.fault = replace(job.fault, instance=instance)
+    restarts.record(job, Outcome.FAILED, state.now_ms, is_single=True, avoided=False)
+    job.fault = Cause()
+    not_before_ms = state.now_ms + verdict.wait_ms
+    state.emit(
+        RestartInstance(job=job.id, attempt=job.attempt, instance=instance, run=run, not_before_ms=not_before_ms)
+    )
+    return True
+
+
+# ---- what is wrong while it runs
+
+
+def diagnosed(state: State, job: JobBook, event: Diagnosed) -> None:
+    """It is shown while it lasts; a hang that the job does not want to sit out ends the attempt, or the instance."""
+    others = tuple(one for one in job.troubles if (one.trouble, one.instance) != (event.trouble, event.instance))
+    if event.is_over:
+        if len(others) != len(job.troubles):
+            state.touch(job)
+            job.troubles = others
+        return
+    if len(others) == len(job.troubles):
+        state.touch(job)
+        seen = TroubleSeen(
+            trouble=event.trouble, instance=event.instance, evidence=event.evidence, since_ms=state.now_ms
+        )
+        job.troubles = (*others, seen)
+    if not event.restart or event.trouble == Trouble.SLOW or job.leaving or job.broken is not None:
+        return
+    if job.request.fault_tolerance.mode == "async" and event.instance in job.live:
+        state.emit(StopInstances(job=job.id, attempt=job.attempt, instances=(event.instance,), reason="hang"))
+    else:
+        state.touch(job)
+        job.broken = Outcome.FAILED
+        phase = "exit" if event.trouble == Trouble.EXIT_HANG else "step" if job.begun_ms is not None else "start"
+        job.fault = Cause(
+            verdict=Fault.HANG,
+            evidence=event.evidence,
+            error=f"{Fault.HANG}: {event.trouble}",
+            phase=phase,
+            instance=event.instance,
+        )
+        stop_all(state, job, "hang")
 
 
 def _outcome_of(job: JobBook, event: InstanceEnded) -> Outcome:
@@ -287,7 +356,7 @@ def release(state: State, job: JobBook, instances: tuple[int, ...], outcome: Out
     if outcome is not Outcome.SUCCEEDED and not (least and len(job.live) >= least) and job.broken is None:
         job.broken = outcome
         if outcome is not Outcome.PREEMPTED and not job.stop_asked:
-            stop_all(state, job, "gang")
+            stop_all(state, job, reason_of_end(job))
 
 
 def _forget_notices_of(state: State, job: JobBook, gone: tuple[int, ...]) -> None:
@@ -313,19 +382,23 @@ def close(state: State, job: JobBook) -> None:
             granted_ms=job.granted_ms,
             ended_ms=state.now_ms,
             outcome=outcome,
-            exit_code=job.exit_code,
+            exit_code=job.fault.exit_code,
             claimant=notice.claimant if notice else "",
             noticed_ms=notice.given_ms if notice else None,
             lost_gpu_ms=_lost_gpu_ms(job, state.now_ms),
-            evidence=job.evidence,
+            evidence=job.fault.evidence,
+            verdict=job.fault.verdict,
+            instance=job.fault.instance,
         ),
     )
     _count_end(state, job, outcome)
     verdict = restarts.after(job, outcome)
     if verdict.end is not None:
         end(state, job, verdict)
-    else:
-        requeue(state, job, outcome, verdict.wait_ms)
+        return
+    avoided = restarts.keep_away(job, state.pool_of(job, job.spec)) if outcome is Outcome.FAILED else ""
+    restarts.record(job, outcome, state.now_ms, is_single=False, avoided=bool(avoided))
+    requeue(state, job, outcome, verdict.wait_ms)
 
 
 def _lost_gpu_ms(job: JobBook, now_ms: int) -> int:
@@ -345,10 +418,7 @@ def _count_end(state: State, job: JobBook, outcome: Outcome) -> None:
         job.streak = 1 if ran > rules.max_cooldown_ms else job.streak + 1
         job.eligible_ms = state.now_ms + restarts.cooldown_ms(rules, job.streak)
     elif outcome is Outcome.FAILED:
-        job.failures += 1
-        if restarts.spends_budget(job.exit_code, job.was_withdrawn):
-            job.failures_since += 1
-            job.errors = (*job.errors, job.verdict)
+        restarts.count_failure(job)
 
 
 def requeue(state: State, job: JobBook, outcome: Outcome, wait_ms: int) -> None:

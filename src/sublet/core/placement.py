@@ -84,7 +84,8 @@ class NodeIndex:
 
 def is_plain(request: JobRequest) -> bool:
     """May it stand on any node of the spec, with nothing counted but GPUs?"""
-    return request.nodes is None and not (request.same_rack or request.cpu_milli or request.memory_bytes)
+    is_anywhere = request.nodes is None and not request.avoid
+    return is_anywhere and not (request.same_rack or request.cpu_milli or request.memory_bytes)
 
 
 def is_even(sizes: Sequence[int]) -> bool:
@@ -154,7 +155,7 @@ def groups(pool: Pool, request: JobRequest) -> list[list[NodeBook]]:
     """The nodes the job may stand on, by name: one group, or one for each rack, the fullest rack first."""
     names: Iterable[str] = pool.nodes if request.nodes is None else request.nodes
     nodes = [pool.nodes[name] for name in sorted(names) if name in pool.nodes]
-    nodes = [node for node in nodes if node.is_up]
+    nodes = [node for node in nodes if node.is_up and node.name not in request.avoid]
     if not request.same_rack:
         return [nodes]
     racks: dict[str, list[NodeBook]] = {}

@@ -86,7 +86,7 @@ def unlist_revocable(pool: Pool, job: JobBook) -> None:
 def _class_key(job: JobBook, is_cooling: bool) -> object:
     r = job.request
     priority = r.priority if job.quota.may_preempt else 0
-    shape = (r.sizes, r.min_instances, r.cpu_milli, r.memory_bytes, r.same_rack, r.nodes)
+    shape = (r.sizes, r.min_instances, r.cpu_milli, r.memory_bytes, r.same_rack, r.nodes, r.avoid)
     return (r.specs, r.idle, is_cooling, priority, shape)
 
 

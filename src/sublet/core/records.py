@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from sublet.core import capacity, reserve
 from sublet.core.lifecycle import lease_of
 from sublet.core.queue import age, enlist
-from sublet.core.state import Claim, JobBook, State
+from sublet.core.state import Cause, Claim, JobBook, State, TroubleSeen
 from sublet.domain.changes import Snapshot
 from sublet.domain.jobs import JobRecord, JobState, Outcome
 from sublet.domain.leases import LeaseKind
@@ -38,6 +39,7 @@ def record_of(job: JobBook) -> JobRecord:
         retry_ms=job.retry_ms,
         reasons=job.reasons,
         history=job.history,
+        restarts=job.restarts,
         ended_ms=job.ended_ms,
         core=_extra(job),
     )
@@ -49,6 +51,8 @@ def _extra(job: JobBook) -> str:
         extra["streak"] = job.streak
     if job.errors:
         extra["errors"] = job.errors
+    if job.faults:
+        extra["faults"] = job.faults
     if job.was_claimed:
         extra["was_claimed"] = True
     if job.claim is not None:
@@ -67,9 +71,13 @@ def _extra_of_attempt(job: JobBook) -> dict[str, Any]:
         extra["outcomes"] = [outcome.value for outcome in job.outcomes]
     if job.broken is not None:
         extra["broken"] = job.broken.value
-    if job.exit_code is not None:
-        extra["exit_code"] = job.exit_code
-    for name in ("verdict", "evidence", "was_withdrawn", "lost_gpu_ms"):
+    if job.fault != Cause():
+        extra["fault"] = asdict(job.fault)
+    if job.runs:
+        extra["runs"] = sorted(job.runs.items())
+    if job.troubles:
+        extra["troubles"] = [asdict(one) for one in job.troubles]
+    for name in ("was_withdrawn", "lost_gpu_ms"):
         if getattr(job, name):
             extra[name] = getattr(job, name)
     return extra
@@ -131,6 +139,7 @@ def _restore_job(state: State, record: JobRecord) -> None:
     job.preemptions, job.eligible_ms, job.retry_ms = record.preemptions, record.eligible_ms, record.retry_ms
     job.reasons, job.history = record.reasons, record.history
     job.streak, job.errors = extra.get("streak", 0), tuple(extra.get("errors", ()))
+    job.restarts, job.faults = record.restarts, tuple((node, fault) for node, fault in extra.get("faults", ()))
     job.was_claimed = extra.get("was_claimed", False)
     if "claim" in extra:
         c = extra["claim"]
@@ -156,8 +165,9 @@ def _restore_attempt(job: JobBook, record: JobRecord, extra: dict[str, Any]) -> 
     job.stopping_ms = record.stopping_since_ms
     job.outcomes = tuple(Outcome(one) for one in extra.get("outcomes", ()))
     job.broken = Outcome(extra["broken"]) if "broken" in extra else None
-    job.exit_code, job.verdict = extra.get("exit_code"), extra.get("verdict", "")
-    job.evidence, job.was_withdrawn = extra.get("evidence", ""), extra.get("was_withdrawn", False)
+    job.fault, job.runs = Cause(**extra.get("fault", {})), dict(extra.get("runs", ()))
+    job.troubles = tuple(TroubleSeen(**one) for one in extra.get("troubles", ()))
+    job.was_withdrawn = extra.get("was_withdrawn", False)
     job.lost_gpu_ms = extra.get("lost_gpu_ms", 0)
     leaving = {i for notice in job.notices for i in notice.instances} & set(job.live)
     job.leaving = job.live if job.stopping_ms is not None else tuple(sorted(leaving))

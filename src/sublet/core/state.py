@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from sublet.core.placement import NodeIndex
 from sublet.domain.effects import Effect
-from sublet.domain.jobs import AttemptEnd, IdlePolicy, JobRequest, JobState, NoticeGiven, Outcome
+from sublet.domain.jobs import AttemptEnd, IdlePolicy, JobRequest, JobState, NoticeGiven, Outcome, Restart
 from sublet.domain.leases import LeaseKind
 from sublet.domain.nodes import Node, NodeState
 from sublet.domain.quotas import Quota, path_of
@@ -29,6 +29,28 @@ class Claim:
     spec: str
     nodes: tuple[str, ...]
     gpus: tuple[int, ...]
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why the attempt fails, as far as is known; all empty while nothing has."""
+
+    exit_code: int | None = None
+    verdict: str = ""
+    evidence: str = ""
+    error: str = ""
+    phase: str = ""
+    instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleSeen:
+    """What is wrong with an attempt that runs."""
+
+    trouble: str
+    instance: int | None
+    evidence: str
     since_ms: int
 
 
@@ -213,10 +235,10 @@ class JobBook:
 
     __slots__ = (
         "attempt", "began", "begun_ms", "broken", "checkpoint_ms", "checkpoint_step", "claim", "cls", "eligible_ms",
-        "ended_ms", "errors", "evidence", "exit_code", "failures", "failures_since", "final", "gpus", "granted_ms",
+        "ended_ms", "errors", "failures", "failures_since", "fault", "faults", "final", "gpus", "granted_ms",
         "history", "id", "key", "kind", "leaving", "lenders", "live", "lost_gpu_ms", "nodes", "notices", "outcomes",
-        "preemptions", "quota", "rank", "reasons", "request", "retry_ms", "spec", "steady_at", "stop_asked",
-        "stopping_ms", "streak", "submitted_ms", "verdict", "was_claimed", "was_withdrawn",
+        "preemptions", "quota", "rank", "reasons", "request", "restarts", "retry_ms", "runs", "spec", "steady_at",
+        "stop_asked", "stopping_ms", "streak", "submitted_ms", "troubles", "was_claimed", "was_withdrawn",
     )  # fmt: skip
 
     def __init__(self, request: JobRequest, quota: QuotaBook, submitted_ms: int) -> None:
@@ -237,7 +259,9 @@ class JobBook:
         self.checkpoint_step: int | None = None
         self.stop_asked = False
         self.was_claimed = False  # it had a claim that a node or quota took; it comes first, still
-        self.errors: tuple[str, ...] = ()  # verdicts of the failures since the last new checkpoint
+        self.errors: tuple[str, ...] = ()  # of the failures since the last new checkpoint
+        self.restarts: tuple[Restart, ...] = ()  # the newest
+        self.faults: tuple[tuple[str, str], ...] = ()  # node and verdict of failures that were a machine's
         self.clear_lease()
 
     def clear_lease(self) -> None:
@@ -258,8 +282,9 @@ class JobBook:
         self.stopping_ms: int | None = None
         self.outcomes: tuple[Outcome, ...] = ()
         self.broken: Outcome | None = None
-        self.exit_code: int | None = None
-        self.evidence = self.verdict = ""
+        self.fault = Cause()
+        self.runs: dict[int, int] = {}  # of instances that started again alone
+        self.troubles: tuple[TroubleSeen, ...] = ()
         self.lost_gpu_ms = 0
 
     @property

@@ -1,7 +1,7 @@
 """What the core asks for: commands. They leave only after the event and the new state are durable, and may be repeated.
 
-StartGang, GiveNotice, WithdrawNotice, StopInstances, UpgradeLease and DowngradeLease go to the engine; all of them, and
-the others, are the story that people read.
+StartGang, RestartInstance, GiveNotice, WithdrawNotice, StopInstances, UpgradeLease and DowngradeLease go to the engine;
+all of them, and the others, are the story that people read.
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,17 @@ class StartGang:
     lease: Lease
     instances: tuple[int, ...]
     request: JobRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartInstance:
+    """One instance failed and starts again in its place, `run` 1, 2, … of this attempt, while the others go on."""
+
+    job: str
+    attempt: int
+    instance: int
+    run: int
+    not_before_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +153,7 @@ Effect = (
     QueueJob
     | RefuseJob
     | StartGang
+    | RestartInstance
     | GiveNotice
     | WithdrawNotice
     | StopInstances

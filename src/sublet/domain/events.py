@@ -105,12 +105,13 @@ class NodeRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceBegan:
-    """Its program runs. The work of an attempt begins when all its instances began."""
+    """Its program runs. The work of an attempt begins when all its instances began. `run`: see RestartInstance."""
 
     at_ms: int
     job: str
     attempt: int
     instance: int
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,9 @@ class InstanceEnded:
 
     `exit_code`: 128 + n for signal n; None = unknown. `finished`: the program's work is done, as the program itself
     says or as an exit 0 without a notice tells; an exit 0 after a notice alone does not tell it.
-    `verdict`, `evidence`: the supervisor's diagnosis and the line that shows it.
+    `verdict`, `evidence`: the supervisor's diagnosis (a `Fault`) and the line that shows it; two failures with the same
+    `error` failed in the same way. `phase`: start, step, save or exit, as far as the program told. `run`: see
+    RestartInstance.
     """
 
     at_ms: int
@@ -130,6 +133,9 @@ class InstanceEnded:
     finished: bool = False
     verdict: str = ""
     evidence: str = ""
+    error: str = ""
+    phase: str = ""
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +146,24 @@ class CheckpointSaved:
     job: str
     attempt: int
     step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosed:
+    """Something is wrong with what runs (a `Trouble`), or, `is_over`, no more. Told again and again while it lasts.
+
+    `instance`: the one that stands out, None = none does. `restart`: the job asked for a restart in such a case.
+    """
+
+    at_ms: int
+    job: str
+    attempt: int
+    trouble: str
+    instance: int | None = None
+    evidence: str = ""
+    restart: bool = False
+    is_over: bool = False
+    run: int = 0  # of the instance
 
 
 Event = (
@@ -158,4 +182,5 @@ Event = (
     | InstanceBegan
     | InstanceEnded
     | CheckpointSaved
+    | Diagnosed
 )

@@ -90,6 +90,7 @@ class JobRequest:
     min_instances: int | None = None  # present: elastic
     same_rack: bool = False
     nodes: tuple[str, ...] | None = None  # may only stand there
+    avoid: tuple[str, ...] = ()  # nodes that it keeps away from: the same fault met it there twice
     fault_tolerance: FaultTolerance = FaultTolerance()
     checkpoint: CheckpointHint = CheckpointHint()
     grace_ms: int | None = None  # asked for; the cluster caps it; None = the cluster's default
@@ -139,6 +140,30 @@ class AttemptEnd:
     noticed_ms: int | None = None
     lost_gpu_ms: int = 0
     evidence: str = ""
+    verdict: str = ""
+    instance: int | None = None  # that the verdict is about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """One failure and the restart that followed: of the whole gang, or of `instance` alone when `is_single`.
+
+    `phase`: start, step, save, exit or nothing. `began_ms`: when work went on, None = not yet. `avoided`: the node is
+    one that the job keeps away from, from here on.
+    """
+
+    number: int
+    attempt: int
+    is_single: bool
+    instance: int | None
+    node: str
+    phase: str
+    failed_ms: int
+    verdict: str
+    evidence: str
+    exit_code: int | None
+    began_ms: int | None = None
+    avoided: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,5 +189,6 @@ class JobRecord:
     retry_ms: int = 0  # backoff: may start again from here
     reasons: tuple[Reason, ...] = ()
     history: tuple[AttemptEnd, ...] = ()
+    restarts: tuple[Restart, ...] = ()  # the newest
     ended_ms: int | None = None
     core: str = ""  # what else the core must remember, JSON text; nobody else reads it

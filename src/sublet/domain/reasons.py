@@ -30,6 +30,10 @@ class ReasonCode(StrEnum):
     HELD = "held"
     NODE_LOST = "node_lost"
     DRAINING = "draining"
+    # runs, and something is wrong with it
+    HANGING = "hanging"
+    EXIT_HANGING = "exit_hanging"
+    SLOW_INSTANCE = "slow_instance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,13 +23,13 @@ def environment_of(
 ) -> dict[str, str]:
     """The user's own variables first, ours over them."""
     request, lease = effect.request, effect.lease
-    position = effect.instances.index(ref.instance)
+    position = ref.instance if len(effect.lease.nodes) > len(effect.instances) else effect.instances.index(ref.instance)
     ours = {
         "SUBLET_JOB_ID": ref.job,
         "SUBLET_JOB_NAME": request.name,
         "SUBLET_ATTEMPT": str(ref.attempt),
         "SUBLET_INSTANCE": str(ref.instance),
-        "SUBLET_INSTANCES": str(len(effect.instances)),
+        "SUBLET_INSTANCES": str(len(effect.lease.nodes)),
         "SUBLET_GPUS": str(len(devices)),
         "SUBLET_HOSTS": ",".join(addresses),
         "SUBLET_IN_QUOTA": "1" if lease.kind == "guaranteed" else "0",
@@ -56,11 +56,17 @@ def checkpoint_directory(asked: str, job: str, directory: str) -> str:
     return f"{directory.rsplit('/', 2)[0]}/checkpoints"
 
 
+def settings_of(program: Program) -> dict[str, Any]:
+    """What the job says to its supervisors."""
+    settings: dict[str, Any] = json.loads(program.settings) if program.settings else {}
+    return settings
+
+
 def _launcher(
     program: Program, position: int, effect: StartGang, devices: Sequence[int], gang: Mapping[str, str]
 ) -> dict[str, str]:
-    settings: dict[str, Any] = json.loads(program.settings) if program.settings else {}
-    nodes = str(len(effect.instances))
+    settings = settings_of(program)
+    nodes = str(len(effect.lease.nodes))
     if program.launcher == "torchrun":
         return {
             "PET_NNODES": nodes,

@@ -13,19 +13,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sublet.domain.effects import Effect, GiveNotice, StartGang, StopInstances, WithdrawNotice
+from sublet.domain.effects import Effect, GiveNotice, RestartInstance, StartGang, StopInstances, WithdrawNotice
 from sublet.domain.errors import Unavailable
-from sublet.domain.events import CheckpointSaved, Event, InstanceBegan, InstanceEnded, NodeJoined
+from sublet.domain.events import CheckpointSaved, Diagnosed, Event, InstanceBegan, InstanceEnded, NodeJoined
 from sublet.domain.ids import InstanceRef
 from sublet.domain.nodes import Node
-from sublet.engines.environment import environment_of, program_argv
+from sublet.engines.environment import environment_of, program_argv, settings_of
+from sublet.engines.gangs import Gang, gang_of, look
 from sublet.ports import Inbox
-from sublet.supervisor import files, processes, report
+from sublet.supervisor import files, logs, processes, report
 
 KILL_AFTER_MS = 30_000  # from the SIGTERM at the end of the grace to the SIGKILL
 RETELL_MS = 5_000
@@ -37,6 +38,7 @@ class Watched:
     """One instance that has not been acknowledged as ended."""
 
     ref: InstanceRef
+    run: int
     directory: Path
     node: str
     devices: tuple[int, ...]
@@ -55,6 +57,8 @@ class LocalEngine:
     directory: Path
     nodes: Sequence[Node]
     kill_after_ms: int = KILL_AFTER_MS
+    keep_log_bytes: tuple[int, int] = (logs.KEEP_FIRST_BYTES, logs.KEEP_LAST_BYTES)  # of each instance: first, last
+    verdicts: Sequence[Mapping[str, Any]] = ()  # signs for all jobs, behind a job's own; see supervisor/diagnose.py
     _watched: dict[InstanceRef, Watched] = field(default_factory=dict, init=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _inbox: Inbox | None = field(default=None, init=False)
@@ -63,6 +67,9 @@ class LocalEngine:
     _is_closing: bool = field(default=False, init=False)
     _by_descriptor: dict[int, Watched] = field(default_factory=dict, init=False)
     _poll: select.poll = field(default_factory=select.poll, init=False)
+    _gangs: dict[tuple[str, int], tuple[int, Gang]] = field(default_factory=dict, init=False)  # and when to look
+    _untold: dict[tuple[str, int, str, int | None], Diagnosed] = field(default_factory=dict, init=False)
+    _look_all_ms: int = field(default=0, init=False)
 
     # ---- the port
 
@@ -96,6 +103,8 @@ class LocalEngine:
         match effect:
             case StartGang():
                 self._start(effect)
+            case RestartInstance():
+                self._restart(effect)
             case GiveNotice():
                 notice = {
                     "deadline_ms": effect.deadline_ms,
@@ -117,14 +126,23 @@ class LocalEngine:
 
     def acknowledge(self, event: Event) -> None:
         """Nothing more is owed of this instance; its log stays."""
+        if isinstance(event, Diagnosed):
+            key = (event.job, event.attempt, event.trouble, event.instance)
+            with self._lock:
+                if self._untold.get(key) is not None and self._untold[key].is_over == event.is_over:
+                    del self._untold[key]
         if not isinstance(event, InstanceEnded):
             return
         ref = InstanceRef(job=event.job, attempt=event.attempt, instance=event.instance)
         with self._lock:
-            watched = self._watched.pop(ref, None)
-            if watched is None:
+            watched = self._watched.get(ref)
+            if watched is None or watched.run != event.run:
                 return
-            self._forget(watched)
+            self._drop(watched)
+
+    def _drop(self, watched: Watched) -> None:
+        del self._watched[watched.ref]
+        self._forget(watched)
         files.write(str(watched.directory), files.ACKNOWLEDGED, {})
 
     def close(self) -> None:
@@ -152,8 +170,50 @@ class LocalEngine:
                 if ref in self._watched or files.exists(str(directory), files.ACKNOWLEDGED):
                     continue
                 if not files.exists(str(directory), files.START):
-                    self._prepare(effect, ref, position, port)
+                    place = instance if len(effect.lease.nodes) > len(effect.instances) else position
+                    self._prepare(effect, ref, place, port)
                 self._watch(directory)
+
+    def _restart(self, effect: RestartInstance) -> None:
+        """The same again in a directory of its own; the log goes on where it was."""
+        ref = InstanceRef(job=effect.job, attempt=effect.attempt, instance=effect.instance)
+        directory = self._directory(ref, effect.run)
+        with self._lock:
+            watched = self._watched.get(ref)
+            if (watched is not None and watched.run >= effect.run) or files.exists(str(directory), files.ACKNOWLEDGED):
+                return
+            if not files.exists(str(directory), files.START):
+                self._prepare_again(effect, ref, directory)
+            if watched is not None:  # its end is what the restart follows from: it is known
+                self._drop(watched)
+            self._watch(directory)
+            self._gangs.pop((ref.job, ref.attempt), None)
+
+    def _prepare_again(self, effect: RestartInstance, ref: InstanceRef, directory: Path) -> None:
+        before: dict[str, Any] = files.read(str(self._directory(ref, effect.run - 1)), files.START)
+        directory.mkdir(parents=True, exist_ok=True)
+        own = directory.stat().st_ino
+        mark = f"{ref}@{own}"
+        name = f"{ref.job}-{ref.attempt}-{ref.instance}-{own}"
+        old, new = str(self._directory(ref, effect.run - 1)), str(directory)
+        environment = {key: value.replace(old + "/", new + "/") for key, value in before["environment"].items()}
+        environment[processes.MARK] = mark
+        with Path(before["log"]).open("ab") as log:
+            log.write(f"--- instance {ref.instance} starts again, run {effect.run} ---\n".encode())
+        start = {
+            **before,
+            "run": effect.run,
+            "not_before_ms": effect.not_before_ms,
+            "mark": mark,
+            "environment": environment,
+            "cgroup": processes.make_cgroup(name),
+        }
+        start["memory_group"] = self._memory_group(start["cgroup"], name, before["memory_bytes"])
+        files.write(new, files.START, start)
+        files.sync_directory(str(directory.parent))
+
+    def _memory_group(self, cgroup: str, name: str, most: int) -> str:
+        return processes.limit_memory(cgroup, name, most) if most else ""
 
     def _prepare(self, effect: StartGang, ref: InstanceRef, position: int, port: int) -> None:
         """From here on the instance exists, whatever ends this process."""
@@ -164,13 +224,18 @@ class LocalEngine:
         # Two servers on one machine may use the same job ids: the directory's own number keeps their processes apart.
         own = directory.stat().st_ino
         mark = f"{ref}@{own}"
-        cgroup = processes.make_cgroup(f"{ref.job}-{ref.attempt}-{ref.instance}-{own}")
+        name = f"{ref.job}-{ref.attempt}-{ref.instance}-{own}"
+        cgroup = processes.make_cgroup(name)
         environment = environment_of(effect, ref, str(directory), devices, port, self._addresses(effect))
         environment[processes.MARK] = mark
         start = {
             "job": ref.job,
             "attempt": ref.attempt,
             "instance": ref.instance,
+            "instances": len(effect.lease.nodes),
+            "run": 0,
+            "not_before_ms": 0,
+            "mode": effect.request.fault_tolerance.mode,
             "node": node,
             "devices": devices,
             "mark": mark,
@@ -178,6 +243,11 @@ class LocalEngine:
             "workdir": effect.request.program.workdir,
             "environment": environment,
             "cgroup": cgroup,
+            "memory_bytes": effect.request.memory_bytes,
+            "memory_group": self._memory_group(cgroup, name, effect.request.memory_bytes),
+            "log": str(directory / files.LOG),
+            "keep_log_bytes": self.keep_log_bytes,
+            "settings": self._settings(effect),
             "port": port,
             "kill_after_ms": self.kill_after_ms,
         }
@@ -186,6 +256,11 @@ class LocalEngine:
         files.write(str(directory), files.START, start)
         for parent in (directory.parent, directory.parent.parent, self.directory):
             files.sync_directory(str(parent))
+
+    def _settings(self, effect: StartGang) -> dict[str, Any]:
+        """What the job says to its supervisors; the cluster's own signs come behind the job's."""
+        wishes = settings_of(effect.request.program)
+        return {**wishes, "verdicts": [*wishes.get("verdicts", ()), *self.verdicts]}
 
     def _port(self, effect: StartGang) -> int:
         """The rendezvous port of the attempt: as before when it was chosen before, else a free one."""
@@ -219,7 +294,8 @@ class LocalEngine:
             shutil.rmtree(directory)
             return
         ref = InstanceRef(job=start["job"], attempt=start["attempt"], instance=start["instance"])
-        watched = Watched(ref=ref, directory=directory, node=start["node"], devices=tuple(start["devices"]))
+        devices = tuple(start["devices"])
+        watched = Watched(ref=ref, run=start["run"], directory=directory, node=start["node"], devices=devices)
         self._watched[ref] = watched
         if not files.exists(str(directory), files.END):
             self._supervise(watched)
@@ -260,7 +336,7 @@ class LocalEngine:
     def _listen_and_tell(self) -> None:
         assert self._socket is not None
         while not self._is_closing:
-            ready = [descriptor for descriptor, _ in self._poll.poll(RETELL_MS)]
+            ready = [descriptor for descriptor, _ in self._poll.poll(self._patience_ms())]
             for name in self._heard() if self._socket.fileno() in ready else ():
                 with self._lock:
                     watched = self._watched.get(name)
@@ -271,9 +347,41 @@ class LocalEngine:
                     gone = self._by_descriptor.get(descriptor)
                     if gone is not None:
                         self._supervisor_gone(gone)
-                if not ready:
-                    for watched in list(self._watched.values()):
-                        self._look(watched)
+                self._look_at_all(files.now_ms())
+
+    def _patience_ms(self) -> int:
+        """Until something is to be looked at though nobody has sent word."""
+        with self._lock:
+            due = min([self._look_all_ms, *(at_ms for at_ms, _ in self._gangs.values())])
+        return max(10, min(RETELL_MS, due - files.now_ms()))
+
+    def _look_at_all(self, now_ms: int) -> None:
+        if now_ms >= self._look_all_ms:
+            self._look_all_ms = now_ms + RETELL_MS
+            for watched in list(self._watched.values()):
+                self._look(watched)
+            for event in self._untold.values():
+                self._tell(event)
+            self._know_gangs(now_ms)
+        for key, (at_ms, gang) in list(self._gangs.items()):
+            if now_ms >= at_ms:
+                self._gangs[key] = (now_ms + gang.look_every_ms(), gang)
+                look(gang, now_ms, self._tell_trouble)
+
+    def _know_gangs(self, now_ms: int) -> None:
+        """Those of which an instance lives. Each instance of a gang is on this machine."""
+        live = {(ref.job, ref.attempt) for ref, one in self._watched.items() if one.told_end_ms is None}
+        for key in self._gangs.keys() - live:
+            del self._gangs[key]
+        for job, attempt in sorted(live - self._gangs.keys()):
+            paths = sorted(path for path in (self.directory / job / str(attempt)).iterdir() if path.is_dir())
+            gang = gang_of(job, attempt, paths)
+            if gang is not None:
+                self._gangs[job, attempt] = (now_ms + gang.look_every_ms(), gang)
+
+    def _tell_trouble(self, event: Diagnosed) -> None:
+        self._untold[event.job, event.attempt, event.trouble, event.instance] = event
+        self._tell(event)
 
     def _heard(self) -> Iterator[InstanceRef]:
         assert self._socket is not None
@@ -282,8 +390,9 @@ class LocalEngine:
                 word = self._socket.recv(512).decode("utf-8", "replace").split("/")
             except BlockingIOError:
                 return
-            if len(word) == 3 and word[1].isdigit() and word[2].isdigit():
-                yield InstanceRef(job=word[0], attempt=int(word[1]), instance=int(word[2]))
+            instance = word[-1].partition(".")[0]
+            if len(word) == 3 and word[1].isdigit() and instance.isdigit():
+                yield InstanceRef(job=word[0], attempt=int(word[1]), instance=int(instance))
 
     def _supervisor_gone(self, watched: Watched) -> None:
         """It wrote the end, or it was killed: then the next one takes over."""
@@ -302,7 +411,8 @@ class LocalEngine:
         while processes.members(keeper["pid"], start["mark"], start["cgroup"]):
             processes.kill_all(keeper["pid"], start["mark"], start["cgroup"])
         end = {"exit_code": None, "finished": False, "ended_ms": files.now_ms(), "verdict": "infrastructure"}
-        files.write(str(watched.directory), files.END, {**end, "evidence": "its supervisor ended again and again"})
+        why = {"evidence": "its supervisor ended again and again", "error": "supervisor", "phase": ""}
+        files.write(str(watched.directory), files.END, {**end, **why})
 
     # ---- telling
 
@@ -311,7 +421,8 @@ class LocalEngine:
         directory = str(watched.directory)
         if not watched.told_begin and files.exists(directory, files.KEEPER):
             watched.told_begin = True
-            self._tell(InstanceBegan(at_ms=files.now_ms(), **_names(watched.ref)))
+            self._tell(InstanceBegan(at_ms=files.now_ms(), run=watched.run, **_names(watched.ref)))
+            self._look_all_ms = 0  # its gang may be whole now
         said, watched.report_end = report.lines(directory, watched.report_end)
         steps = [line["checkpoint"] for line in said if isinstance(line.get("checkpoint"), int)]
         if steps:
@@ -328,6 +439,9 @@ class LocalEngine:
                     finished=end["finished"],
                     verdict=end["verdict"],
                     evidence=end["evidence"],
+                    error=end["error"],
+                    phase=end["phase"],
+                    run=watched.run,
                     **_names(watched.ref),
                 )
             )
@@ -338,8 +452,9 @@ class LocalEngine:
 
     # ---- small things
 
-    def _directory(self, ref: InstanceRef) -> Path:
-        return self.directory / ref.job / str(ref.attempt) / str(ref.instance)
+    def _directory(self, ref: InstanceRef, run: int = 0) -> Path:
+        name = f"{ref.instance}.{run}" if run else str(ref.instance)
+        return self.directory / ref.job / str(ref.attempt) / name
 
     def _directories(self, effect: GiveNotice | WithdrawNotice | StopInstances) -> list[str]:
         """Of the instances that are here and have not ended."""
@@ -380,7 +495,8 @@ def _supervisor_at_work(directory: Path) -> int | None:
 
 
 def _unacknowledged(directory: Path) -> list[Path]:
-    found = (path for path in directory.glob("*/*/*") if path.is_dir())
+    # Beside the attempts, which are numbers, lie the job's checkpoints: they are never touched.
+    found = (path for path in directory.glob("*/*/*") if path.parent.name.isdigit() and path.is_dir())
     return sorted(path for path in found if not (path / files.ACKNOWLEDGED).exists())
 
 

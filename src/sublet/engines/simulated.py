@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from sublet.domain.effects import Effect, GiveNotice, MarkNode, StartGang, StopInstances, WithdrawNotice
+from sublet.domain.effects import (
+    Effect,
+    GiveNotice,
+    MarkNode,
+    RestartInstance,
+    StartGang,
+    StopInstances,
+    WithdrawNotice,
+)
 from sublet.domain.events import CheckpointSaved, Event, InstanceBegan, InstanceEnded, NodeLost, NodeReturned
 from sublet.domain.ids import InstanceRef
 from sublet.domain.nodes import NodeState
@@ -44,6 +52,7 @@ class Process:
     exit_code: int = KILLED
     is_stopped: bool = False  # told to end at once, which no withdrawal takes back
     told_begin: bool = False
+    run: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +93,9 @@ class SimulatedEngine:
         self._line = line
         self._inbox: Inbox | None = None
         self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._failed: dict[
+            tuple[str, int], Process
+        ] = {}  # the latest of each instance; it may start again in its place
         self._released: dict[str, int] = {}  # newest attempt of a job that is over
         self._saved_ms: dict[str, int] = {}  # work that checkpoints keep
         self._agenda: list[tuple[int, int, str, object]] = []
@@ -111,6 +123,8 @@ class SimulatedEngine:
         match effect:
             case StartGang():
                 self._start(effect)
+            case RestartInstance():
+                self._restart(effect)
             case GiveNotice() | WithdrawNotice() | StopInstances():
                 self._command(effect)
             case MarkNode(state=NodeState.QUARANTINED):
@@ -204,6 +218,27 @@ class SimulatedEngine:
         if work is not None:
             self._plan(attempt.begin_ms + max(0, work - self._saved_ms.get(effect.job, 0)), "done", attempt)
 
+    def _restart(self, effect: RestartInstance) -> None:
+        """In its place on its node, once for each run."""
+        last = self._failed.get((effect.job, effect.instance))
+        if last is None or last.ref.attempt != effect.attempt or last.run >= effect.run:
+            return
+        if last.node in self._silent_since:
+            self._letters.setdefault(last.node, []).append(effect)
+            return
+        del self._failed[effect.job, effect.instance]
+        begin_ms = max(self._clock.now_ms(), effect.not_before_ms) + self._behaviour(effect.job).start_takes_ms
+        key = (effect.job, effect.attempt)
+        is_over = key not in self._attempts
+        attempt = self._attempts.setdefault(key, Attempt(job=effect.job, attempt=effect.attempt, begin_ms=begin_ms))
+        attempt.live[effect.instance] = Process(
+            ref=last.ref, node=last.node, gpus=last.gpus, begin_ms=begin_ms, run=effect.run
+        )
+        self._plan(begin_ms, "begin", attempt)
+        work = self._behaviour(effect.job).work_ms
+        if is_over and work is not None:
+            self._plan(begin_ms + max(0, work - self._saved_ms.get(effect.job, 0)), "done", attempt)
+
     def _command(self, effect: GiveNotice | WithdrawNotice | StopInstances) -> None:
         attempt = self._attempts.get((effect.job, effect.attempt))
         if attempt is None:
@@ -269,6 +304,7 @@ class SimulatedEngine:
                         job=attempt.job,
                         attempt=attempt.attempt,
                         instance=process.ref.instance,
+                        run=process.run,
                     ),
                     process.node,
                 )
@@ -338,6 +374,7 @@ class SimulatedEngine:
         finished = process.gone_ms == -1
         if not finished:
             self._keep_work(attempt, process)
+            self._failed[ref.job, ref.instance] = process
         ended = InstanceEnded(
             at_ms=now,
             job=ref.job,
@@ -345,6 +382,7 @@ class SimulatedEngine:
             instance=ref.instance,
             exit_code=process.exit_code,
             finished=finished,
+            run=process.run,
         )
         self._tell(ended, process.node)
         self._close_if_over(attempt)
@@ -438,7 +476,7 @@ class SimulatedEngine:
 
 def _key(event: Event) -> tuple[str, ...]:
     """What the event is about: a later one about the same takes its place."""
-    names = ("job", "attempt", "instance", "node")
+    names = ("job", "attempt", "instance", "node", "run")
     return (type(event).__name__, *(str(getattr(event, name, "")) for name in names))
 
 

@@ -9,6 +9,7 @@ from sublet.domain.errors import Refused
 from sublet.domain.jobs import JobRecord
 from sublet.service.desk import Desk
 from sublet.service.views import attempt_views
+from sublet.supervisor import logs as supervisor_logs
 
 PIECE_BYTES = 64 * 1024
 
@@ -42,13 +43,13 @@ def read(desk: Desk, place: Place) -> tuple[bytes, Place | None]:
 
     An empty piece at the same place: nothing more is there now. None: there will never be more.
     """
-    piece = _piece(desk, place)
+    piece, behind = _piece(desk, place)
     record = desk.record(place.job)
     if not piece and _is_over(record, place.attempt):
-        piece = _piece(desk, place)  # what was written between the first look and the end of the attempt
+        piece, behind = _piece(desk, place)  # what was written between the first look and the end of the attempt
     if piece:
         head = _separator(desk, record, place) if place.offset == 0 and not place.only else b""
-        return head + piece, replace(place, offset=place.offset + len(piece))
+        return head + piece, replace(place, offset=behind)
     if not _is_over(record, place.attempt):
         return b"", place
     if place.only:
@@ -62,16 +63,15 @@ def _is_over(record: JobRecord, attempt: int) -> bool:
     return record.state.is_final or attempt < record.attempt or any(end.attempt == attempt for end in record.history)
 
 
-def _piece(desk: Desk, place: Place) -> bytes:
+def _piece(desk: Desk, place: Place) -> tuple[bytes, int]:
+    """And the offset behind it."""
     path = desk.log_path(place.job, place.attempt, place.instance)
     if path is None:
-        return b""
+        return b"", place.offset
     try:
-        with path.open("rb") as file:
-            file.seek(place.offset)
-            return file.read(PIECE_BYTES)
+        return supervisor_logs.read(str(path), place.offset, PIECE_BYTES)
     except FileNotFoundError:  # the instance has not begun to write
-        return b""
+        return b"", place.offset
 
 
 def _separator(desk: Desk, record: JobRecord, place: Place) -> bytes:

@@ -83,6 +83,17 @@ def _ended(event: ev.InstanceEnded, _look: Look, _at_ms: int) -> Said:
     return "ended", event.job, " · ".join(part for part in said if part)
 
 
+def _diagnosed(event: ev.Diagnosed, _look: Look, _at_ms: int) -> Said:
+    kind = {"hang": "hangs", "exit_hang": "does not end", "slow": "is held up"}.get(event.trouble, event.trouble)
+    is_so = f"no longer: {kind}" if event.is_over else kind
+    return "diagnosed", event.job, " · ".join(p for p in (f"attempt {event.attempt}: {is_so}", event.evidence) if p)
+
+
+def _restarted(effect: eff.RestartInstance, _look: Look, _at_ms: int) -> Said:
+    text = f"attempt {effect.attempt}: instance {effect.instance} starts again, run {effect.run}"
+    return "restarted", effect.job, text
+
+
 def _checkpoint(event: ev.CheckpointSaved, _look: Look, _at_ms: int) -> Said:
     step = "" if event.step is None else f" at step {event.step:,}"
     return "checkpoint", event.job, f"attempt {event.attempt}: checkpoint saved{step}"
@@ -177,6 +188,8 @@ _TELLERS: Mapping[type, Callable[[Any, Look, int], Said]] = {
     ev.InstanceBegan: _began,
     ev.InstanceEnded: _ended,
     ev.CheckpointSaved: _checkpoint,
+    ev.Diagnosed: _diagnosed,
+    eff.RestartInstance: _restarted,
     ev.RulesSet: _rules,
     eff.QueueJob: _queued,
     eff.RefuseJob: _refused,

@@ -1,7 +1,15 @@
-"""`python -m sublet.supervisor DIRECTORY`: watch over the instance of this directory until all of it is gone."""
+"""`python -m sublet.supervisor DIRECTORY`: watch over the instance of this directory until all of it is gone.
+
+`python -m sublet.supervisor --stacks DIRECTORY`: write down where its processes stand.
+"""
 
 import sys
 
-from sublet.supervisor.watch import watch
+if sys.argv[1] == "--stacks":
+    from sublet.supervisor.stacks import collect
 
-watch(sys.argv[1])
+    collect(sys.argv[2])
+else:
+    from sublet.supervisor.watch import watch
+
+    watch(sys.argv[1])

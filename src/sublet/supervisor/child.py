@@ -13,11 +13,11 @@ from typing import Any
 from sublet.supervisor import files, processes
 
 # The trap keeps the shell alive when the program signals its own group; a handler, unlike an ignored signal, is not
-# inherited by the program. The first line moves the shell, and so all that follows, into the instance's cgroup. What
+# inherited by the program. The first line moves the shell, and so all that follows, into the instance's cgroups. What
 # the shell itself would say ("Terminated") is kept out of the program's log.
 KEEPER = """
-[ -z "$SUBLET_KEEPER_CGROUP" ] || echo $$ > "$SUBLET_KEEPER_CGROUP/cgroup.procs"
-exit_file=$1; shift; unset SUBLET_KEEPER_CGROUP
+for group in $SUBLET_KEEPER_GROUPS; do echo $$ > "$group/cgroup.procs"; done
+exit_file=$1; shift; unset SUBLET_KEEPER_GROUPS
 trap : TERM INT HUP QUIT USR1 USR2
 exec 3>&2 2>/dev/null
 (exec "$@" 2>&3 3>&-)
@@ -38,9 +38,10 @@ class Keeper:
 def start(directory: str, settings: dict[str, Any]) -> Keeper:
     """OSError when the working directory is not there or the shell cannot be started."""
     files.write(directory, files.STARTING, {})
-    environment = {**os.environ, **settings["environment"], "SUBLET_KEEPER_CGROUP": settings["cgroup"]}
+    groups = " ".join(sorted({settings["cgroup"], settings["memory_group"]} - {""}))
+    environment = {**os.environ, **settings["environment"], "SUBLET_KEEPER_GROUPS": groups}
     exit_file = os.path.join(directory, files.EXIT)
-    with open(os.path.join(directory, files.LOG), "ab") as log:
+    with open(settings["log"], "ab") as log:
         process = subprocess.Popen(
             ["/bin/sh", "-c", KEEPER, "sublet", exit_file, *settings["argv"]],
             stdin=subprocess.DEVNULL,
@@ -108,7 +109,7 @@ def _status(keeper: Keeper) -> int | None:
 
 def terminate_leader(keeper: Keeper) -> bool:
     """SIGTERM to the program's leader alone: its data loaders must not die under it. False: it is not there (yet)."""
-    leader = processes.child_of(keeper.pid)
-    if leader is not None:
+    leaders = processes.leaders_of(keeper.pid)
+    for leader in leaders:
         processes.send(leader, signal.SIGTERM)
-    return leader is not None
+    return bool(leaders)

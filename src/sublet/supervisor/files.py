@@ -5,10 +5,15 @@ notice.json   the engine: leave by a deadline    acknowledged  the engine: the e
 starting      the supervisor: from here on the program may have been started
 keeper.json   the supervisor: the process that holds the program
 exit          the keeper: the program's exit code
-report.jsonl  the program: steps, checkpoints, that it is finished
+report.jsonl  the program: checkpoints, that it is finished
+progress.N    the program: its newest step, of the local rank N
+stacks.PID    the program: its stacks, when it was asked for them
 end.json      the supervisor: all processes are gone
 wake          a pipe: look at the files again    lock          held by the one supervisor
-log           what the program printed
+log           what the program printed            log.cut        what was left out of the middle of it
+stacks.json   where every process stood when the program hung
+
+In the directory of an attempt: trouble.json, what the engine has told of it.
 """
 
 import json
@@ -25,6 +30,7 @@ START, STOP, NOTICE, STARTING, KEEPER, EXIT = (
     "exit",
 )
 REPORT, END, WAKE, LOCK, LOG, ACKNOWLEDGED = "report.jsonl", "end.json", "wake", "lock", "log", "acknowledged"
+CUT, STACKS, TROUBLE = "log.cut", "stacks.json", "trouble.json"
 SOCKET = "engine.sock"  # in the directory above all jobs: word to the engine that something has changed
 
 

@@ -16,6 +16,7 @@ class Orders:
     terminate_ms: int | None = None
     kill_ms: int | None = None
     is_noticed: bool = False
+    is_hang: bool = False
 
     @property
     def is_told_to_go(self) -> bool:
@@ -27,7 +28,7 @@ def orders(notice: dict[str, Any] | None, stop: dict[str, Any] | None, kill_afte
     if notice is not None:
         times.append((notice["deadline_ms"], notice["deadline_ms"] + kill_after_ms))
     if stop is not None:
-        patience = min(kill_after_ms, GANG_KILL_MS) if stop["reason"] == "gang" else kill_after_ms
+        patience = kill_after_ms if stop["reason"] not in ("gang", "hang") else min(kill_after_ms, GANG_KILL_MS)
         times.append((stop["at_ms"], stop["at_ms"] + patience))
     if not times:
         return Orders()
@@ -35,4 +36,5 @@ def orders(notice: dict[str, Any] | None, stop: dict[str, Any] | None, kill_afte
         terminate_ms=min(terminate for terminate, _ in times),
         kill_ms=min(kill for _, kill in times),
         is_noticed=notice is not None,
+        is_hang=stop is not None and stop["reason"] == "hang",
     )

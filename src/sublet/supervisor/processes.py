@@ -29,13 +29,51 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
 
 
 def child_of(pid: int) -> int | None:
-    """The only child of the keeper: the program's leader."""
+    """The only child of the keeper: the program, or the shell that it is run by."""
+    children = _children(pid)
+    return children[0] if children else None
+
+
+def _children(pid: int) -> list[int]:
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-            children = file.read().split()
+            return [int(child) for child in file.read().split()]
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(children[0]) if children else None
+        return []
+
+
+SHELLS = ("sh", "dash", "bash", "ash", "ksh", "zsh")
+FILTERS = ("tee", "cat", "grep", "sed", "awk", "ts")  # behind a pipe: they end with what they read from
+
+
+def leaders_of(keeper: int) -> list[int]:
+    """Who is to be told to end: the program itself, though a shell that passes nothing on may stand before it."""
+    found = child_of(keeper)
+    while found is not None and _name(found) in SHELLS and not _hears_sigterm(found):
+        below = [pid for pid in _children(found) if _name(pid) not in FILTERS]
+        if len(below) != 1:
+            return below or [found]
+        found = below[0]
+    return [] if found is None else [found]
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:  # gone
+        return ""
+
+
+def _hears_sigterm(pid: int) -> bool:
+    """It catches or ignores the signal."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            masks = dict(line.rstrip().split(":\t", 1) for line in file if line.startswith(("SigCgt", "SigIgn")))
+    except OSError:  # gone
+        return False
+    bit = 1 << (signal.SIGTERM - 1)
+    return any(int(mask, 16) & bit for mask in masks.values())
 
 
 def members(session: int | None, mark: str, cgroup: str) -> list[int]:
@@ -80,7 +118,7 @@ def send(pid: int, number: int) -> None:
 
 def make_cgroup(name: str) -> str:
     """A new group of the unified hierarchy, where one can be made; else nothing."""
-    base = _unified_base()
+    base = _base("cgroup2", "")
     if not base:
         return ""
     path = os.path.join(base, "sublet", name)
@@ -93,6 +131,56 @@ def make_cgroup(name: str) -> str:
     return ""
 
 
+def limit_memory(cgroup: str, name: str, most: int) -> str:
+    """A group that may use so many bytes: `cgroup` itself where the unified hierarchy counts memory, else one of the
+    older hierarchy; nothing where neither can be had."""
+    if cgroup and os.path.exists(os.path.join(cgroup, "memory.max")):
+        return cgroup if _put(os.path.join(cgroup, "memory.max"), most) else ""
+    base = _base("cgroup", "memory")
+    if not base:
+        return ""
+    path = os.path.join(base, "sublet", name)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError:  # no right to
+        return ""
+    return path if _put(os.path.join(path, "memory.limit_in_bytes"), most) else ""
+
+
+def _put(path: str, value: int) -> bool:
+    try:
+        with open(path, "w") as file:
+            file.write(str(value))
+    except OSError:  # not there, or no right to
+        return False
+    return True
+
+
+def oom_kills(group: str) -> int:
+    """How often the kernel killed something in the group because its memory was used up."""
+    for name in ("memory.events", "memory.oom_control"):
+        with contextlib.suppress(OSError), open(os.path.join(group, name)) as file:
+            counts = dict(line.split() for line in file)
+            return int(counts.get("oom_kill", 0))
+    return 0
+
+
+def cpu_ticks(pids: list[int]) -> int:
+    """Processor time that these have used so far, in clock ticks."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total
+
+
+def state_of(pid: int) -> str:
+    """R, S, D, T, Z … as the kernel has it; nothing when it is gone."""
+    found = _stat(pid)
+    return "" if found is None else found[0]
+
+
 def remove_cgroup(path: str) -> None:
     """Nothing when it is gone, or when something in it has not quite ended."""
     if path:
@@ -100,13 +188,15 @@ def remove_cgroup(path: str) -> None:
             os.rmdir(path)
 
 
-def _unified_base() -> str:
-    """Where this process stands in the unified hierarchy."""
+def _base(kind: str, controller: str) -> str:
+    """Where this process stands in a hierarchy of cgroups: the unified one, or that of a controller."""
     try:
         with open("/proc/self/mounts") as file:
-            mounts = [fields[1] for fields in map(str.split, file) if fields[2] == "cgroup2"]
+            mounts = [fields for fields in map(str.split, file) if fields[2] == kind]
         with open("/proc/self/cgroup") as file:
-            own = [line.strip()[3:] for line in file if line.startswith("0::")]
+            own = dict(line.strip().split(":", 2)[1:] for line in file)
     except OSError:
         return ""
-    return os.path.join(mounts[0], own[0].lstrip("/")) if mounts and own else ""
+    mounts = [fields for fields in mounts if not controller or controller in fields[3].split(",")]
+    inside = next((path for names, path in own.items() if controller in names.split(",")), None)
+    return os.path.join(mounts[0][1], inside.lstrip("/")) if mounts and inside is not None else ""

@@ -1,21 +1,30 @@
 """The supervisor's life: take the instance over, wait, act on orders, and tell the end once nothing is left.
 
-Rule: it sleeps until its keeper ends, the pipe wakes it or a time comes; it never polls while nothing happens.
+Rule: it sleeps until its keeper ends, the pipe wakes it or a time comes; all it does by the clock is one look a second
+at the size of the log.
 """
+
+from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
 import select
-from typing import Any
+import signal
+from typing import TYPE_CHECKING, Any
 
-from sublet.supervisor import child, files, processes, report
+from sublet.supervisor import child, files, logs, processes, report
 from sublet.supervisor.child import Keeper
 from sublet.supervisor.notice import Orders, orders
 
+if TYPE_CHECKING:
+    from sublet.supervisor.diagnose import Verdict
+
 LOOK_AGAIN_MS = 50  # while killed processes are on their way out
+LOOK_AT_LOG_MS = 1_000
 KILLED = 137
 NOT_STARTED = 143  # told to go before it began
+CANNOT_START = 126
 
 
 def watch(directory: str) -> None:
@@ -37,13 +46,16 @@ class _Watch:
         self._orders = Orders()
         self._terminated_ms: int | None = None  # the time of the order that was carried out
         self._was_noticed = False
+        self._is_signalled = False  # the program was told of its notice by a signal, as it asked for
         self._report_end = 0
+        self._can_bound = True
         self._wake = _open_pipe(os.path.join(directory, files.WAKE))
 
     def live(self) -> None:
         self._read_orders()
         keeper = child.adopt(self._directory, self._mark)
         if keeper is None:
+            self._wait_to_start()
             if self._orders.is_told_to_go:
                 return self._end(NOT_STARTED, finished=False)
             try:
@@ -57,8 +69,15 @@ class _Watch:
         code = child.exit_code(self._directory, keeper)
         if code is None and self._orders.is_told_to_go:
             code = KILLED  # the keeper was killed with the program
-        said_so = report.says_finished(report.lines(self._directory)[0])
-        return self._end(code, finished=said_so or (code == 0 and not self._was_noticed))
+        finished = report.says_finished(self._directory) or (code == 0 and not self._was_noticed)
+        return self._end(code, finished=finished, verdict=None if finished else self._verdict(code))
+
+    def _wait_to_start(self) -> None:
+        """A pause before a restart ends early only when it is told to go."""
+        while (left := self._settings["not_before_ms"] - files.now_ms()) > 0 and not self._orders.is_told_to_go:
+            if select.select([self._wake], [], [], left / 1000)[0]:
+                os.read(self._wake, 4096)
+                self._read_orders()
 
     def _wait(self, keeper: Keeper) -> None:
         """Until the keeper is gone; on the way orders are carried out and word is passed on."""
@@ -68,7 +87,8 @@ class _Watch:
         poll.register(keeper.descriptor, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll(self._carry_out(keeper))}
+            due = self._carry_out(keeper)
+            ready = {descriptor for descriptor, _ in poll.poll(min(due, LOOK_AT_LOG_MS))}
             if keeper.descriptor in ready:
                 os.close(keeper.descriptor)
                 return
@@ -76,12 +96,16 @@ class _Watch:
                 os.read(self._wake, 4096)
                 self._read_orders()
                 self._pass_on()
+            elif not ready:
+                self._bound_log()
 
-    def _carry_out(self, keeper: Keeper) -> int | None:
+    def _carry_out(self, keeper: Keeper) -> int:
         """What is due is done; milliseconds to the next that will be."""
         now, due = files.now_ms(), self._orders
+        if due.is_noticed and not self._is_signalled:
+            self._is_signalled = self._signal_notice(keeper)
         if due.terminate_ms is None or due.kill_ms is None:
-            return None
+            return LOOK_AT_LOG_MS
         if now >= due.kill_ms:
             processes.kill_all(keeper.pid, self._mark, self._settings["cgroup"])
             return LOOK_AGAIN_MS
@@ -92,33 +116,73 @@ class _Watch:
         next_ms = due.kill_ms if now >= due.terminate_ms else due.terminate_ms
         return max(1, next_ms - now)
 
+    def _signal_notice(self, keeper: Keeper) -> bool:
+        """Of a job that asked for a signal beside the file. False: nobody is there to hear it yet."""
+        wish = self._settings["settings"].get("notice_signal", "none")
+        if wish == "none":
+            return True
+        leaders = processes.leaders_of(keeper.pid)
+        if not leaders:
+            return False
+        to_all = self._settings["settings"].get("notice_to") == "all"
+        everybody = processes.members(keeper.pid, self._mark, self._settings["cgroup"]) if to_all else leaders
+        for pid in everybody:
+            if pid != keeper.pid:
+                processes.send(pid, getattr(signal, wish))
+        return True
+
     def _bury(self, keeper: Keeper) -> None:
         """What the program has left behind is killed, and seen to be gone."""
         session = keeper.pid or None
         while processes.members(session, self._mark, self._settings["cgroup"]):
             processes.kill_all(session, self._mark, self._settings["cgroup"])
             select.select([], [], [], LOOK_AGAIN_MS / 1000 / 10)
-        processes.remove_cgroup(self._settings["cgroup"])
 
     def _read_orders(self) -> None:
         notice, stop = files.read(self._directory, files.NOTICE), files.read(self._directory, files.STOP)
         self._orders = orders(notice, stop, self._settings["kill_after_ms"])
         self._was_noticed = self._orders.is_noticed
+        self._is_signalled = self._is_signalled and self._was_noticed
 
     def _pass_on(self) -> None:
         said, self._report_end = report.lines(self._directory, self._report_end)
         if any("checkpoint" in line for line in said):
             report.tell_engine(self._directory)
 
-    def _fail_to_start(self, problem: OSError) -> None:
-        with open(os.path.join(self._directory, files.LOG), "ab") as log:
-            log.write(f"sublet: the program cannot be started: {problem}\n".encode())
-        processes.remove_cgroup(self._settings["cgroup"])
-        self._end(126, finished=False, evidence=str(problem))
+    def _bound_log(self) -> None:
+        first, last = self._settings["keep_log_bytes"]
+        if self._can_bound:
+            self._can_bound = logs.bound(os.path.dirname(self._settings["log"]), self._settings["log"], first, last)
 
-    def _end(self, code: int | None, *, finished: bool, evidence: str = "") -> None:
-        end = {"exit_code": code, "finished": finished, "ended_ms": files.now_ms(), "evidence": evidence}
-        files.write(self._directory, files.END, {**end, "verdict": "" if code is not None else "infrastructure"})
+    def _verdict(self, code: int | None) -> Verdict | None:
+        """None for a program that was told to go, and went."""
+        from sublet.supervisor import diagnose  # a table of patterns, needed by few and only now
+
+        wishes = self._settings["settings"]
+        if self._orders.is_hang:
+            return diagnose.ended_in_a_hang()
+        saved = wishes.get("checkpoint_exit_code", diagnose.SAVED)
+        if self._terminated_ms is not None or (self._was_noticed and code in (0, saved)):
+            return None
+        if code == saved:
+            return diagnose.saved_and_left(saved)
+        oom_kills = processes.oom_kills(self._settings["memory_group"]) if self._settings["memory_group"] else 0
+        tail = logs.tail(self._settings["log"], diagnose.TAIL_BYTES)
+        return diagnose.diagnose(code, tail, wishes=wishes, oom_kills=oom_kills)
+
+    def _fail_to_start(self, problem: OSError) -> None:
+        from sublet.supervisor import diagnose
+
+        with open(self._settings["log"], "ab") as log:
+            log.write(f"sublet: the program cannot be started: {problem}\n".encode())
+        self._end(CANNOT_START, finished=False, verdict=diagnose.diagnose(CANNOT_START, f"sublet: {problem}"))
+
+    def _end(self, code: int | None, *, finished: bool, verdict: Verdict | None = None) -> None:
+        for group in {self._settings["cgroup"], self._settings["memory_group"]}:
+            processes.remove_cgroup(group)
+        end: dict[str, Any] = {"exit_code": code, "finished": finished, "ended_ms": files.now_ms()}
+        end |= {"verdict": "", "evidence": "", "error": ""} if verdict is None else verdict.told()
+        files.write(self._directory, files.END, {**end, "phase": report.phase_of(self._directory)})
 
 
 def _open_pipe(path: str) -> int:
