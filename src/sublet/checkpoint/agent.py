@@ -233,9 +233,9 @@ def reserve(agent: Agent, size: int) -> None:
         except OSError as error:
             trouble = f"{error.strerror}."
             break
-        with agent.change:
+        with agent.change:  # whoever sees the slot finds word of it in the outbox
             agent.slots.append(slot)
-        show_slots(agent, size, trouble, last=False)  # one is enough to begin with
+            show_slots(agent, size, trouble, last=False)  # one is enough to begin with
     show_slots(agent, size, trouble, last=True)
 
 
@@ -389,18 +389,20 @@ def hear_trainer(agent: Agent) -> None:
     if got is None:
         lose_trainer(agent)
         return
+    post(agent, 0)  # it waits for our reply, so it reads
     reply, fds = answer(agent, *got)
+    post(agent, 0)  # a reply may speak of slots of which it has to hear first
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is read next
         wire.send(agent.trainer, {"reply": reply}, fds)
 
 
-def post(agent: Agent) -> None:
-    """Hand queued events over as far as the trainer's buffer takes them."""
+def post(agent: Agent, flags: int = socket.MSG_DONTWAIT) -> None:
+    """Hand queued events over as far as the trainer's buffer takes them, or all when the flags say to wait."""
     with agent.change:
         while agent.outbox and agent.trainer is not None:
             message, fds = agent.outbox[0]
             try:
-                wire.send(agent.trainer, message, fds, socket.MSG_DONTWAIT)
+                wire.send(agent.trainer, message, fds, flags)
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):

@@ -114,7 +114,7 @@ def note(desk: Desk, record: JobRecord) -> str:
     if state in ("succeeded", "failed", "stopped"):
         end = record.history[-1] if record.history else None
         said = [f"exit code {end.exit_code}" if end and end.exit_code is not None else "", end.evidence if end else ""]
-        return " · ".join(part for part in said if part)
+        return " · ".join(dict.fromkeys(part for part in said if part))
     step = "" if record.checkpoint_step is None else f"step {record.checkpoint_step:,}"
     saved_ms = record.checkpoint_ms
     saved = "" if saved_ms is None else f"checkpoint {span((now_ms - saved_ms) // 1000)} ago"

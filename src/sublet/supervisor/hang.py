@@ -164,7 +164,9 @@ def _hangs(gang: Sequence[Seen], live: Sequence[Seen], limits: Limits, now_ms: i
 def _silent(live: Sequence[Seen], limits: Limits, now_ms: int) -> Finding | None:
     since_ms = max(progress_ms(seen, limits.watch) for seen in live)
     limit, phase, is_learned = limit_ms(live, limits)
-    if now_ms - since_ms <= limit or (is_learned and not all(seen.is_idle for seen in live)):
+    if is_learned and not all(seen.is_idle for seen in live):
+        limit = limits.after_ms  # it works: the limit that was given holds
+    if now_ms - since_ms <= limit:
         return None
     trouble = Trouble.EXIT_HANG if phase == "exit" else Trouble.HANG
     what = " and no ".join("step" if word == "step" else "output" for word in limits.watch)

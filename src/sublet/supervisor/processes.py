@@ -49,12 +49,22 @@ FILTERS = ("tee", "cat", "grep", "sed", "awk", "ts")  # behind a pipe: they end 
 def leaders_of(keeper: int) -> list[int]:
     """Who is to be told to end: the program itself, though a shell that passes nothing on may stand before it."""
     found = child_of(keeper)
+    if found is not None and _command(found) == _command(keeper):
+        return []  # forked, and not yet the program: it would not hear
     while found is not None and _name(found) in SHELLS and not _hears_sigterm(found):
         below = [pid for pid in _children(found) if _name(pid) not in FILTERS]
         if len(below) != 1:
             return below or [found]
         found = below[0]
     return [] if found is None else [found]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:  # gone
+        return b""
 
 
 def _name(pid: int) -> str:
