@@ -1,7 +1,6 @@
 """What a program says through `sublet.job` is what the supervisor reads."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +67,7 @@ def test_outside_of_sublet_every_call_does_nothing(tmp_path: Path) -> None:
         SUBLET_REPORT_FILE="",
         SUBLET_NOTICE_FILE="",
     )
-    assert out == "False\n" and os.listdir(tmp_path) == ["only"]
+    assert out == "False\n" and [path.name for path in Path(tmp_path).iterdir()] == ["only"]
 
 
 def test_a_notice_is_seen_and_read(tmp_path: Path) -> None:
