@@ -192,9 +192,13 @@ class CoreMachine(RuleBasedStateMachine):
         if self.submitted:
             self.world.do(JobStopAsked(at_ms=self.world.now_ms, job=f"j{at % self.submitted + 1:03}"))
 
-    @rule(node=st.integers(0, 5), what=st.sampled_from([NodeLost, NodeReturned, NodeReturned, NodeDrained]))
+    @rule(node=st.integers(0, 5), what=st.sampled_from([NodeLost, NodeReturned, NodeDrained]))
     def node(self, node: int, what: type[NodeLost]) -> None:
         self.world.do(what(at_ms=self.world.now_ms, node=f"n{node}"))
+
+    @rule(node=st.integers(0, 5))
+    def reopen(self, node: int) -> None:
+        self.world.do(NodeReturned(at_ms=self.world.now_ms, node=f"n{node}", is_open=True))
 
     @rule(quota=quotas, delete=st.sampled_from([False, False, False, True]))
     def edit(self, quota: Quota, delete: bool) -> None:
@@ -219,7 +223,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(
-    max_examples=300,
+    max_examples=350,  # some 27,000 events
     stateful_step_count=50,
     deadline=None,
     derandomize="SUBLET_EXPLORE" not in os.environ,  # the same examples each time; set it to look for new ones

@@ -3,6 +3,9 @@
 A failure prints its seed: `pytest tests/sim --seed N` runs it alone, `sublet simulate --faults N` tells its story.
 """
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,22 @@ def test_a_store_on_disk_tells_the_same_story_as_the_one_in_memory(seed: int, tm
     assert list(on_disk.run()) == list(TroubledWorld(seed).run())
     assert not on_disk.checker.problems and not on_disk.left()
     store.close()
+
+
+def test_the_same_seeds_tell_the_same_stories_whatever_the_hash_seed() -> None:
+    told = (
+        "import hashlib; from sublet.sim.faults import TroubledWorld\n"
+        "told = hashlib.sha256()\n"
+        f"for seed in range({TOLD_TWICE}):\n"
+        "    for entry in TroubledWorld(seed).run(): told.update(repr(entry).encode())\n"
+        "print(told.hexdigest())"
+    )
+
+    def digest(hash_seed: str) -> bytes:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, check=True).stdout
+
+    assert len(digest("1")) == 65 and digest("1") == digest("2")
 
 
 @pytest.mark.parametrize("seed", range(TOLD_TWICE))

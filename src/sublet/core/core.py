@@ -393,17 +393,17 @@ class Core:
         book = self.state.nodes.get(event.node)
         if book is None or book.state in (NodeState.LOST, NodeState.QUARANTINED):
             return
-        self._mark(book, NodeState.LOST, "silent", was_drained=book.state is NodeState.DRAINING)
+        self._mark(book, NodeState.LOST, "silent", was_drained=book.was_drained or book.state is NodeState.DRAINING)
         lifecycle.node_gone(self.state, book, NodeState.LOST)
 
     def _node_returned(self, event: NodeReturned) -> None:
         book = self.state.nodes.get(event.node)
         if book is None or book.state is NodeState.UP:
             return
-        if book.state is NodeState.LOST and book.was_drained and not event.is_open:
-            self._mark(book, NodeState.DRAINING, "drained before it was lost")
-        else:
+        if event.is_open or not (book.state is NodeState.DRAINING or book.was_drained):
             self._mark(book, NodeState.UP, "returned")
+        elif book.state is not NodeState.DRAINING:
+            self._mark(book, NodeState.DRAINING, "drained before it was lost")
 
     def _node_drained(self, event: NodeDrained) -> None:
         book = self.state.nodes.get(event.node)

@@ -13,7 +13,6 @@ from sublet.core.state import Cause, Claim, JobBook, State, TroubleSeen
 from sublet.domain.changes import Snapshot
 from sublet.domain.jobs import JobRecord, JobState, Outcome
 from sublet.domain.leases import LeaseKind
-from sublet.domain.nodes import NodeState
 from sublet.domain.quotas import Quota
 
 
@@ -103,7 +102,7 @@ def restore(state: State, snapshot: Snapshot) -> None:
     extra = json.loads(snapshot.core) if snapshot.core else {"asked": {}, "drained": [], "heads": {}}
     for record in snapshot.nodes:
         node = state.add_node(record.node, record.state)
-        node.was_drained = record.node.name in extra["drained"] and record.state is NodeState.LOST
+        node.was_drained = record.node.name in extra["drained"]
     for quota in sorted(snapshot.quotas, key=lambda one: one.name):
         book = state.quotas.get(quota.name)
         if book is None:

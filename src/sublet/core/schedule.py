@@ -5,6 +5,7 @@ nothing more can be done. Rule: nobody is granted what a claim is waiting for, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from sublet.core import capacity, placement, reclaim, reserve
@@ -216,9 +217,18 @@ def stamp_of(state: State, cls: JobClass) -> int:
 # ---- the promise
 
 
-def _promise_pass(state: State) -> list[JobBook]:
-    """Guaranteed starts and upgrades. Returns, in order, who is entitled and lacks only room on the nodes."""
-    wanting: list[JobBook] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """An entitled job that lacks only room on the nodes. `plan`: how to make it, proven when `changes` were made."""
+
+    job: JobBook
+    changes: int
+    plan: reclaim.Proof | None
+
+
+def _promise_pass(state: State) -> list[Wish]:
+    """Guaranteed starts and upgrades. Returns, in order, the wishes that a reclaim can fulfil."""
+    wanting: list[Wish] = []
 
     def look(state: State, job: JobBook) -> bool:
         if job.live:
@@ -226,8 +236,8 @@ def _promise_pass(state: State) -> list[JobBook]:
         return _try_promise(state, job, wanting)
 
     _walk(state, look, _may_be_promised, for_promise=True)
-    for job in wanting:
-        for level in job.quota.path:
+    for wish in wanting:
+        for level in wish.job.quota.path:
             level.reserved.clear()
     return wanting
 
@@ -239,7 +249,7 @@ def _try_upgrade(state: State, job: JobBook) -> bool:
     return True
 
 
-def _try_promise(state: State, job: JobBook, wanting: list[JobBook]) -> bool:
+def _try_promise(state: State, job: JobBook, wanting: list[Wish]) -> bool:
     cls = job.cls
     if job.idle_policy is IdlePolicy.ONLY or cls is None:
         return False
@@ -257,8 +267,7 @@ def _try_promise(state: State, job: JobBook, wanting: list[JobBook]) -> bool:
         if found is not None:
             grant(state, job, LeaseKind.GUARANTEED, spec, *found, {})
             return True
-    if entitled and cls.no_plan != stamp:
-        wanting.append(job)
+    if entitled and cls.no_plan != stamp and _wish(state, job, cls, wanting):
         for level in job.quota.path:
             level.reserved[entitled] = level.reserved.get(entitled, 0) + least
         return not is_strict(state, job)
@@ -267,6 +276,18 @@ def _try_promise(state: State, job: JobBook, wanting: list[JobBook]) -> bool:
     if not any(level.reserved for level in job.quota.path):
         cls.hopeless = stamp
     return False
+
+
+def _wish(state: State, job: JobBook, cls: JobClass, wanting: list[Wish]) -> bool:
+    """Nothing is set aside for what cannot be had: what those behind get must not hang on whether that is known yet."""
+    plan = None
+    if not wanting or wanting[-1].job.cls is not cls:  # else its like has one; whether there are two shows in its turn
+        plan = None if is_delayed(state, job) else _best_plan(state, job)
+        if plan is None:
+            cls.no_plan = stamp_of(state, cls)
+            return False
+    wanting.append(Wish(job=job, changes=state.changes, plan=plan))
+    return True
 
 
 def _overtake(state: State, job: JobBook) -> bool:
@@ -332,17 +353,19 @@ def _start(state: State, job: JobBook) -> bool:
 # ---- reclaim
 
 
-def _reclaim_pass(state: State, wanting: list[JobBook]) -> None:
-    for job in wanting:
+def _reclaim_pass(state: State, wanting: list[Wish]) -> None:
+    for wish in wanting:
+        job = wish.job
         if job.claim is not None or not job.is_waiting or job.cls is None:
             continue
         cls, stamp = job.cls, stamp_of(state, job.cls)
         if cls.no_plan == stamp:
             continue
-        if not _reclaim(state, job):
+        plan = wish.plan if wish.changes == state.changes else None
+        if not _reclaim(state, job, plan):
             cls.no_plan = stamp_of(state, cls)
             state.changes += 1
-    spare_victims(state, [job for job in wanting if job.claim is not None])
+    spare_victims(state, [wish.job for wish in wanting if wish.job.claim is not None])
 
 
 def is_delayed(state: State, job: JobBook) -> bool:
@@ -350,11 +373,11 @@ def is_delayed(state: State, job: JobBook) -> bool:
     return state.now_ms < job.submitted_ms + state.rules.reclaim_delay_ms
 
 
-def _reclaim(state: State, job: JobBook) -> bool:
-    """Make a claim, with notices to its victims; False when nothing can be proven."""
+def _reclaim(state: State, job: JobBook, plan: reclaim.Proof | None = None) -> bool:
+    """Make a claim, with notices to its victims; False when nothing can be proven. `plan`: proven at this state."""
     if is_delayed(state, job):
         return False
-    plan = _best_plan(state, job)
+    plan = plan or _best_plan(state, job)
     if plan is None:
         return False
     carry_out_plan(state, job, plan)

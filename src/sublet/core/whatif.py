@@ -14,7 +14,6 @@ from sublet.domain.effects import Effect, GiveNotice, RefuseJob, ShowReasons, St
 from sublet.domain.events import Event, InstanceEnded, JobStopAsked, JobSubmitted, NodeReturned, QuotaSet, Tick
 from sublet.domain.jobs import IdlePolicy, JobRequest
 from sublet.domain.leases import Lease, LeaseKind
-from sublet.domain.nodes import NodeState
 from sublet.domain.reasons import Reason, ReasonCode
 
 MOST_TRIALS = 24  # for one job
@@ -147,9 +146,7 @@ def _when_nodes_return(state: State, job: JobBook) -> list[Advice]:
     if job.request.nodes is not None:
         away = [node for node in away if node.name in job.request.nodes]
     names = sorted(node.name for node in away)
-    back = [NodeReturned(at_ms=state.now_ms, node=name) for name in names]
-    drained = {node.name for node in away if node.was_drained and node.state is NodeState.LOST}
-    back += [NodeReturned(at_ms=state.now_ms, node=name) for name in names if name in drained]
+    back = [NodeReturned(at_ms=state.now_ms, node=name, is_open=True) for name in names]
     found = [Advice(text=f"node {one.node} is back", events=(one,)) for one in back[:4]]
     if len(names) > 1:
         found.append(Advice(text=f"all {len(names)} nodes that are away are back", events=tuple(back)))

@@ -83,7 +83,7 @@ class NodeLost:
 class NodeReturned:
     """Usable again. Of a lost node the engine says so only after it has ended all that still ran there.
 
-    `is_open`: also if it was drained before it was lost; so told, it may be told twice.
+    `is_open`: also if it was drained: somebody has opened it again. An engine that says it is back does not open it.
     """
 
     at_ms: int

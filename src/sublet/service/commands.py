@@ -134,7 +134,7 @@ def resume(desk: Desk, name: str) -> None:
     if state is NodeState.LOST:
         hint = "It comes back by itself when its engine reaches it again."
         raise Refused(what=f"The node {name} cannot be resumed.", why="It is lost.", hint=hint, code="node_lost")
-    perform(desk, NodeReturned(at_ms=desk.clock.now_ms(), node=name))
+    perform(desk, NodeReturned(at_ms=desk.clock.now_ms(), node=name, is_open=True))
 
 
 def perform(desk: Desk, event: Event) -> Entry:

@@ -113,7 +113,7 @@ def events_of(core: Core, supposed: Supposed, quotas: Mapping[str, Quota], at_ms
     _known("job", supposed.stopped, jobs)
     events: list[Event] = [NodeLost(at_ms=at_ms, node=name) for name in supposed.lost]
     events += [NodeDrained(at_ms=at_ms, node=name) for name in supposed.drained]
-    events += [NodeReturned(at_ms=at_ms, node=name) for name in supposed.returned]
+    events += [NodeReturned(at_ms=at_ms, node=name, is_open=True) for name in supposed.returned]
     for name, nominal in supposed.quotas.items():
         before = quotas.get(name)
         if before is None:

@@ -5,11 +5,20 @@ from random import Random
 from sublet.core.check import check
 from sublet.core.core import impossible
 from sublet.domain.effects import EndJob, GiveNotice, ReleaseInstances, RequeueJob, StartGang, WithdrawNotice
-from sublet.domain.events import CheckpointSaved, InstanceBegan, JobStopAsked, JobSubmitted, QuotaSet
+from sublet.domain.events import (
+    CheckpointSaved,
+    InstanceBegan,
+    JobStopAsked,
+    JobSubmitted,
+    NodeDrained,
+    NodeLost,
+    NodeReturned,
+    QuotaSet,
+)
 from sublet.domain.jobs import FaultTolerance, IdlePolicy, JobRequest, Outcome
 from sublet.domain.leases import LeaseKind
-from sublet.domain.nodes import Node
-from sublet.domain.quotas import Quota
+from sublet.domain.nodes import Node, NodeState
+from sublet.domain.quotas import Quota, Strategy
 from sublet.domain.reasons import ReasonCode
 from sublet.domain.rules import Rules
 from tests.property.world import World, build, fingerprint
@@ -206,6 +215,32 @@ def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
     assert fingerprint(world.core) == before and not check(world.core.state)
     assert (plan.outcome, [notice.job for notice in plan.notices]) == ("reclaims", ["b"])
     assert plan.effects == submit(world, "a", "A", 8)
+
+
+def test_nothing_is_set_aside_for_a_wish_that_cannot_be_had() -> None:
+    """Whether that is known already, or only found out in the same look."""
+    nodes = [Node(name="n0", spec="gpu", gpu=4), *(Node(name=f"c{i}", spec="cheap", gpu=4) for i in range(2))]
+    world = build(nodes, [Quota(name="P", nominal={"cheap": 8}, strategy=Strategy.INTELLIGENT)])
+    run(world, "first", "P", 4, specs=("cheap",))
+    submit(world, "astray", "P", 4, specs=("cheap",), nodes=("n0",), priority=4)
+    world.end(("first", 1, 0), 0)  # something may have become possible now
+    elastic = JobRequest(id="elastic", quota="P", sizes=(2, 2, 2), specs=("cheap",), min_instances=1, priority=4)
+    (start,) = of(StartGang, world.do(JobSubmitted(at_ms=world.now_ms, request=elastic)) + world.close())
+    assert start.lease.gpus == (2, 2, 2)  # type: ignore[attr-defined]
+
+
+def test_only_who_opens_a_drained_node_opens_it() -> None:
+    """An engine says that a node is back as often as it likes: after a loss, late, and twice."""
+    world = cluster(quota("A", 8))
+    world.do(NodeDrained(at_ms=0, node="n0"))
+    for event in (NodeReturned, NodeLost, NodeReturned, NodeReturned):
+        world.do(event(at_ms=0, node="n0"))
+        world.close()
+    assert [node.state for node in world.core.nodes()] == [NodeState.DRAINING]
+    submit(world, "a", "A", 8)
+    assert [advice.text for advice in world.core.advice("a")] == ["node n0 is back"]
+    world.do(NodeReturned(at_ms=0, node="n0", is_open=True))
+    assert [effect.job for effect in of(StartGang, world.close())] == ["a"]  # type: ignore[attr-defined]
 
 
 def test_advice_names_what_was_tried_and_worked() -> None:
