@@ -77,11 +77,12 @@ class CoreMachine(RuleBasedStateMachine):
         nodes=st.sampled_from([None, None, None, ("n0", "n1"), ("n4",)]),
         tolerant=st.sampled_from([True, True, False]),
         every=st.sampled_from([None, 60_000]),
+        most=st.sampled_from([None, None, None, 60_000]),
         dry_run_first=st.booleans(),
     )
     def submit(self, quota: str, idle: IdlePolicy, sizes: tuple[int, ...], priority: int, least: bool, same_rack: bool,
                specs: tuple[str, ...], nodes: tuple[str, ...] | None, tolerant: bool, every: int | None,
-               dry_run_first: bool) -> None:  # fmt: skip
+               most: int | None, dry_run_first: bool) -> None:  # fmt: skip
         request = JobRequest(
             id=self.new_id(),
             quota=quota,
@@ -94,6 +95,7 @@ class CoreMachine(RuleBasedStateMachine):
             nodes=nodes,
             fault_tolerance=FaultTolerance(enabled=tolerant, max_restarts=1),
             checkpoint=CheckpointHint(every_ms=every),
+            max_time_ms=most,
         )
         if not dry_run_first:
             self.world.do(JobSubmitted(at_ms=self.world.now_ms, request=request))
@@ -155,11 +157,16 @@ class CoreMachine(RuleBasedStateMachine):
     def begin_work(self) -> None:
         self.world.begin_all()
 
-    @rule(at=st.integers(0, 99), exit_code=st.sampled_from([0, 1, 75, 143]), finished=st.booleans())
-    def end_any(self, at: int, exit_code: int, finished: bool) -> None:
+    @rule(
+        at=st.integers(0, 99),
+        exit_code=st.sampled_from([0, 1, 75, 143]),
+        finished=st.booleans(),
+        verdict=st.sampled_from(["", "", "hardware", "user_error"]),
+    )
+    def end_any(self, at: int, exit_code: int, finished: bool, verdict: str) -> None:
         one = self.pick(at)
         if one is not None:
-            self.world.end(one, exit_code, finished=finished and exit_code == 0)
+            self.world.end(one, exit_code, finished=finished and exit_code == 0, verdict=verdict if exit_code else "")
             self.old.append(InstanceEnded(at_ms=0, job=one[0], attempt=one[1], instance=one[2], exit_code=exit_code))
 
     @precondition(lambda self: self.world.told)

@@ -67,12 +67,18 @@ class World:
         for job, attempt, instance in list(self.running):
             self.do(InstanceBegan(at_ms=self.now_ms, job=job, attempt=attempt, instance=instance))
 
-    def end(self, one: Instance, exit_code: int, *, finished: bool = False) -> None:
+    def end(self, one: Instance, exit_code: int, *, finished: bool = False, verdict: str = "") -> None:
         job, attempt, number = one
         self.running.pop(one, None)
         self.do(
             InstanceEnded(
-                at_ms=self.now_ms, job=job, attempt=attempt, instance=number, exit_code=exit_code, finished=finished
+                at_ms=self.now_ms,
+                job=job,
+                attempt=attempt,
+                instance=number,
+                exit_code=exit_code,
+                finished=finished,
+                verdict=verdict,
             )
         )
 
@@ -148,7 +154,10 @@ def build(nodes: list[Node], quotas: list[Quota], rules: Rules | None = None) ->
 def fingerprint(core: Core) -> tuple[object, ...]:
     """All that a decision may depend on."""
     state = core.state
-    nodes = tuple((n, b.state, b.free, b.leaving, b.earmarked, b.idle, b.avail) for n, b in sorted(state.nodes.items()))
+    nodes = tuple(
+        (n, b.state, b.free, b.leaving, b.earmarked, b.idle, b.avail, b.blamed, b.suspected_until_ms)
+        for n, b in sorted(state.nodes.items())
+    )
     quotas = tuple(
         (
             name,

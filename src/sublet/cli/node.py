@@ -53,7 +53,7 @@ def _table(answer: dict[str, Any]) -> str:
         [
             item["name"],
             item["spec"],
-            item["state"].capitalize(),
+            item["state"].capitalize() + (", suspected" if item["suspected_until"] else ""),
             *(count(item[key]) for key in ("gpu", "own", "lent", "free")),
             ", ".join(item["jobs"]) or NONE,
         ]

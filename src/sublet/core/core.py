@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from sublet.core import capacity, lifecycle, records, reserve, whatif
+from sublet.core import capacity, lifecycle, records, reserve, suspects, whatif
 from sublet.core.explain import Explanation, explain, show_reasons
 from sublet.core.queue import age, delist, enlist
 from sublet.core.schedule import schedule
@@ -138,15 +138,7 @@ class Core:
         """What the engine must have been told of all that runs; repeated after a restart, it changes nothing."""
         effects: list[Effect] = []
         for job in sorted((one for one in self.state.jobs.values() if one.live), key=lambda one: one.key):
-            effects.append(
-                StartGang(
-                    job=job.id,
-                    attempt=job.attempt,
-                    lease=lifecycle.lease_of(job),
-                    instances=job.live,
-                    request=job.request,
-                )
-            )
+            effects.append(lifecycle.start_of(self.state, job))
             effects += [
                 RestartInstance(job=job.id, attempt=job.attempt, instance=instance, run=run, not_before_ms=0)
                 for instance, run in sorted(job.runs.items())
@@ -165,7 +157,7 @@ class Core:
                     )
                 )
             if job.stopping_ms is not None:
-                reason = "stopped" if job.stop_asked else lifecycle.reason_of_end(job)
+                reason = lifecycle.reason_of_end(job)
                 effects.append(StopInstances(job=job.id, attempt=job.attempt, instances=job.live, reason=reason))
                 continue
             spared = tuple(i for i in job.live if not any(i in n.instances for n in job.notices))
@@ -449,6 +441,9 @@ class Core:
             if kind == "fade":
                 reserve.fall_due(state)
                 continue
+            if kind == "trust":
+                suspects.fall_due(state, name)
+                continue
             job = state.jobs.get(name)
             if job is None:
                 continue
@@ -456,6 +451,9 @@ class Core:
                 self._kill_due(job, attempt)
             elif kind == "delay":
                 state.epoch += 1
+            elif kind == "time":
+                if job.attempt == attempt and job.live and job.stopping_ms is None:
+                    lifecycle.time_is_up(state, job)
             elif job.is_waiting and job.claim is None:
                 delist(state, job)
                 if kind == "age":
@@ -494,11 +492,15 @@ class Core:
             return quota is not None and bool(quota.head)
         if kind == "explain":
             return True
+        if kind == "trust":
+            return name in self.state.nodes
         job = self.state.jobs.get(name)
         if job is None:
             return False
         if kind == "kill":
             return job.attempt == attempt and bool(job.leaving)
+        if kind == "time":
+            return job.attempt == attempt and bool(job.live) and job.stopping_ms is None
         return kind == "age" or job.is_waiting
 
 

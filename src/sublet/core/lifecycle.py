@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from sublet.core import restarts
+from sublet.core import restarts, suspects
 from sublet.core.queue import age, delist, enlist, list_revocable, unlist_revocable
 from sublet.core.state import Cause, Claim, JobBook, NodeBook, QuotaBook, State, TroubleSeen
 from sublet.domain.effects import (
@@ -29,6 +29,8 @@ from sublet.domain.jobs import AttemptEnd, JobState, NoticeGiven, Outcome
 from sublet.domain.leases import Lease, LeaseKind
 from sublet.domain.nodes import NodeState
 
+TIME_IS_UP = "its max_time is over"
+
 # ---- starting
 
 
@@ -43,7 +45,24 @@ def grant(state: State, job: JobBook, kind: LeaseKind, spec: str, gpus: tuple[in
     job.attempt += 1
     job.reasons = ()
     hold(state, job, kind, spec, gpus, nodes, lenders)
-    state.emit(StartGang(job=job.id, attempt=job.attempt, lease=lease_of(job), instances=job.live, request=job.request))
+    state.emit(start_of(state, job))
+
+
+def start_of(state: State, job: JobBook) -> StartGang:
+    return StartGang(
+        job=job.id,
+        attempt=job.attempt,
+        lease=lease_of(job),
+        instances=job.live,
+        request=job.request,
+        grace_ms=grace_ms(state, job),
+    )
+
+
+def grace_ms(state: State, job: JobBook) -> int:
+    """No grace is above the cluster's."""
+    asked = job.request.grace_ms
+    return min(state.rules.grace_ms if asked is None else asked, state.rules.max_grace_ms)
 
 
 def hold(state: State, job: JobBook, kind: LeaseKind, spec: str, gpus: tuple[int, ...], nodes: tuple[str, ...],
@@ -83,6 +102,20 @@ def began(state: State, job: JobBook, instance: int, run: int) -> None:
     if job.begun_ms is None and len(job.began) >= len(job.live) and all(i in job.began for i in job.live):
         relist(state, job, begun_ms=state.now_ms)
         restarts.began_again(job, state.now_ms, None)
+        watch_time(state, job)
+
+
+def watch_time(state: State, job: JobBook) -> None:
+    """Its max_time counts what it runs, over all attempts."""
+    if job.request.max_time_ms is not None and job.begun_ms is not None:
+        state.remind(job.begun_ms + max(0, job.request.max_time_ms - job.ran_ms), "time", job.id, job.attempt)
+
+
+def time_is_up(state: State, job: JobBook) -> None:
+    state.touch(job)
+    job.broken = Outcome.FAILED
+    job.fault = Cause(evidence=TIME_IS_UP)
+    stop_all(state, job, "max_time")
 
 
 def relist(state: State, job: JobBook, *, begun_ms: int | None = None, checkpoint_ms: int | None = None) -> None:
@@ -158,9 +191,8 @@ def noticed(job: JobBook) -> set[int]:
 
 
 def give_notice(state: State, job: JobBook, instances: tuple[int, ...], claimant: JobBook, lost_gpu_ms: int) -> None:
-    """Tell instances to leave for the claimant. What has not begun needs no grace; no grace is above the cluster's."""
-    rules, asked = state.rules, job.request.grace_ms
-    grace = min(rules.grace_ms if asked is None else asked, rules.max_grace_ms)
+    """Tell instances to leave for the claimant. What has not begun needs no grace."""
+    rules, grace = state.rules, grace_ms(state, job)
     if not any(i in job.began for i in instances) and job.begun_ms is None:
         grace = 0
     deadline = state.now_ms + grace
@@ -234,7 +266,11 @@ def stop_all(state: State, job: JobBook, reason: str) -> None:
 
 
 def reason_of_end(job: JobBook) -> str:
-    """Why all that is left of a broken gang is ended."""
+    """Why all that is left of a gang is ended."""
+    if job.stop_asked:
+        return "stopped"
+    if job.fault.evidence == TIME_IS_UP:
+        return "max_time"
     return "hang" if job.fault.verdict == Fault.HANG else "gang"
 
 
@@ -278,6 +314,7 @@ def _starts_again_alone(state: State, job: JobBook, instance: int) -> bool:
     job.runs = {**job.runs, instance: run}
     job.fault = replace(job.fault, instance=instance)
     restarts.record(job, Outcome.FAILED, state.now_ms, is_single=True, avoided=False)
+    suspects.note(state, job)
     job.fault = Cause()
     not_before_ms = state.now_ms + verdict.wait_ms
     state.emit(
@@ -392,6 +429,8 @@ def close(state: State, job: JobBook) -> None:
         ),
     )
     _count_end(state, job, outcome)
+    if outcome is Outcome.FAILED:
+        suspects.note(state, job)
     verdict = restarts.after(job, outcome)
     if verdict.end is not None:
         end(state, job, verdict)
@@ -410,6 +449,7 @@ def _lost_gpu_ms(job: JobBook, now_ms: int) -> int:
 
 def _count_end(state: State, job: JobBook, outcome: Outcome) -> None:
     rules, ran = state.rules, state.now_ms - (job.granted_ms if job.begun_ms is None else job.begun_ms)
+    job.ran_ms += 0 if job.begun_ms is None else ran
     every = job.request.checkpoint.every_ms
     if every and job.checkpoint_ms is None and job.begun_ms is not None and ran >= every:
         job.failures_since, job.errors = 0, ()

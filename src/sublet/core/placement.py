@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,18 @@ def is_even(sizes: Sequence[int]) -> bool:
 
 
 def place(pool: Pool, request: JobRequest, limit: int) -> Placement | None:
-    """Where the job may stand now with at most `limit` GPUs: whole, or as large as fits when it is elastic."""
+    """Where the job may stand now with at most `limit` GPUs: whole, or as large as fits when it is elastic.
+
+    Beside suspected nodes when that costs it nothing.
+    """
+    found = _place(pool, request, limit)
+    if found is None or not any(name in pool.suspects for name in found[1]):
+        return found
+    beside = _place(pool, replace(request, avoid=(*request.avoid, *sorted(pool.suspects))), limit)
+    return beside if beside is not None and sum(beside[0]) == sum(found[0]) else found
+
+
+def _place(pool: Pool, request: JobRequest, limit: int) -> Placement | None:
     sizes = request.sizes
     if len(sizes) == 1 and is_plain(request):
         return _place_one(pool, sizes, limit)

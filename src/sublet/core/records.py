@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from sublet.core import capacity, reserve
-from sublet.core.lifecycle import lease_of
+from sublet.core import capacity, reserve, suspects
+from sublet.core.lifecycle import lease_of, watch_time
 from sublet.core.queue import age, enlist
 from sublet.core.state import Cause, Claim, JobBook, State, TroubleSeen
 from sublet.domain.changes import Snapshot
@@ -50,6 +50,8 @@ def _extra(job: JobBook) -> str:
         extra["streak"] = job.streak
     if job.errors:
         extra["errors"] = job.errors
+    if job.ran_ms:
+        extra["ran_ms"] = job.ran_ms
     if job.faults:
         extra["faults"] = job.faults
     if job.was_claimed:
@@ -85,11 +87,18 @@ def _extra_of_attempt(job: JobBook) -> dict[str, Any]:
 def core_text(state: State) -> str:
     """What the core must remember beside records."""
     heads = {q.name: [q.head, q.head_ms] for q in state.quotas.values() if q.head}
+    blamed = {
+        name: [node.suspected_until_ms, *map(list, node.blamed)]
+        for pool in state.pools.values()
+        for name, node in pool.blamed.items()
+    }
     drained = sorted(node.name for pool in state.pools.values() for node in pool.away() if node.was_drained)
     asked = {q.name: q.asked_ms for q in state.quotas.values() if q.asked_ms >= 0}
-    if not (heads or drained or asked):
+    if not (heads or drained or asked or blamed):
         return ""
     kept: dict[str, Any] = {"asked": asked, "drained": drained, "heads": heads}
+    if blamed:
+        kept["blamed"] = blamed
     if state.memory_since_ms >= 0:
         lines = [[*key, amount] for key, amount in sorted(state.memory.items())]
         kept["reserve"] = {"since_ms": state.memory_since_ms, "step": state.memory_step, "memory": lines}
@@ -103,6 +112,8 @@ def restore(state: State, snapshot: Snapshot) -> None:
     for record in snapshot.nodes:
         node = state.add_node(record.node, record.state)
         node.was_drained = record.node.name in extra["drained"]
+        until_ms, *blamed = extra.get("blamed", {}).get(node.name, (0,))
+        suspects.restore(state, node, tuple((at_ms, job, verdict) for at_ms, job, verdict in blamed), until_ms)
     for quota in sorted(snapshot.quotas, key=lambda one: one.name):
         book = state.quotas.get(quota.name)
         if book is None:
@@ -139,7 +150,7 @@ def _restore_job(state: State, record: JobRecord) -> None:
     job.reasons, job.history = record.reasons, record.history
     job.streak, job.errors = extra.get("streak", 0), tuple(extra.get("errors", ()))
     job.restarts, job.faults = record.restarts, tuple((node, fault) for node, fault in extra.get("faults", ()))
-    job.was_claimed = extra.get("was_claimed", False)
+    job.was_claimed, job.ran_ms = extra.get("was_claimed", False), extra.get("ran_ms", 0)
     if "claim" in extra:
         c = extra["claim"]
         job.claim = Claim(spec=c["spec"], nodes=tuple(c["nodes"]), gpus=tuple(c["gpus"]), since_ms=c["since_ms"])
@@ -150,6 +161,7 @@ def _restore_job(state: State, record: JobRecord) -> None:
     state.count(job, 1, job.live)
     enlist(state, job)
     _remind(state, job)
+    watch_time(state, job)
     if job.is_waiting and not job.reasons:
         state.fresh[job.id] = job
 

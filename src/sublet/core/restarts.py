@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sublet.core.state import Cause, JobBook, NodeBook, Pool
+from sublet.core.suspects import OF_MACHINES
 from sublet.domain.events import InstanceEnded
 from sublet.domain.faults import Fault
 from sublet.domain.jobs import JobState, Outcome, Restart
@@ -17,7 +18,6 @@ RETRY_EXIT = 75  # "try again later": the program asks for a restart that is no 
 SAVED_EXIT = 85  # saved, and left as it was asked to
 SIGNAL_EXITS = 128  # codes above stand for a signal, or for a launcher that lost a connection
 MOST_RESTARTS = 50  # that are remembered
-OF_MACHINES = (Fault.HARDWARE, Fault.INFRASTRUCTURE)  # faults that may lie in a node
 NOT_OF_PROGRAMS = (*OF_MACHINES, Fault.NETWORK, Fault.PREEMPTED)  # that come twice is no sign of a wrong program
 ON_ONE_NODE = 2  # the same fault so often on one node: the job keeps away from it
 STRENGTH = {fault.value: place for place, fault in enumerate(Fault)}
@@ -72,6 +72,8 @@ def after(job: JobBook, outcome: Outcome) -> Verdict:
         return Verdict(end=JobState.SUCCEEDED)
     if outcome is Outcome.STOPPED or job.stop_asked:
         return Verdict(end=JobState.STOPPED, why="stopped by its user")
+    if is_out_of_time(job):
+        return Verdict(end=JobState.FAILED, why=f"it has run as long as its max_time allows, {job.ran_ms // 1000} s")
     if outcome is Outcome.PREEMPTED:
         if not job.request.fault_tolerance.enabled:
             return Verdict(end=JobState.STOPPED, why="preempted, and fault tolerance is off")
@@ -128,6 +130,11 @@ def _same_error(job: JobBook) -> int:
             break
         count += 1
     return count
+
+
+def is_out_of_time(job: JobBook) -> bool:
+    """What it waited, and was preempted, does not count."""
+    return job.request.max_time_ms is not None and job.ran_ms >= job.request.max_time_ms
 
 
 # ---- counting

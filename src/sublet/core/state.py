@@ -58,14 +58,16 @@ class NodeBook:
     """A node and what stands on it. `avail` is what it can give now, `potential` what it could if borrowers left."""
 
     __slots__ = (
-        "avail", "cpu_free", "earmarked", "free", "idle", "jobs", "leaving", "memory_free", "name", "node", "pool",
-        "potential", "state", "was_drained",
+        "avail", "blamed", "cpu_free", "earmarked", "free", "idle", "jobs", "leaving", "memory_free", "name", "node",
+        "pool", "potential", "state", "suspected_until_ms", "was_drained",
     )  # fmt: skip
 
     def __init__(self, node: Node, pool: Pool) -> None:
         self.node, self.name, self.pool = node, node.name, pool
         self.state = NodeState.UP
         self.was_drained = False  # before it was lost
+        self.blamed: tuple[tuple[int, str, str], ...] = ()  # (ms, job, verdict): faults of machines that met jobs here
+        self.suspected_until_ms = 0
         self.free = node.gpu
         self.cpu_free, self.memory_free = node.cpu_milli, node.memory_bytes
         self.idle = 0  # under idle leases that nobody told to leave
@@ -112,14 +114,17 @@ class Pool:
     """The nodes of one tenant and spec: what is interchangeable."""
 
     __slots__ = (
-        "available", "capacity", "guaranteed", "idle", "index", "lenders", "limited", "moves", "nodes", "not_up",
-        "potentials", "promised", "revocable", "sizes", "spec", "steady", "tenant", "unsettled", "varying", "version",
+        "available", "blamed", "capacity", "guaranteed", "idle", "index", "lenders", "limited", "moves", "nodes",
+        "not_up", "potentials", "promised", "revocable", "sizes", "spec", "steady", "suspects", "tenant", "unsettled",
+        "varying", "version",
     )  # fmt: skip
 
     def __init__(self, tenant: str, spec: str) -> None:
         self.tenant, self.spec = tenant, spec
         self.nodes: dict[str, NodeBook] = {}
         self.not_up: dict[str, NodeBook] = {}
+        self.blamed: dict[str, NodeBook] = {}
+        self.suspects: dict[str, NodeBook] = {}  # blamed by several jobs
         self.sizes: dict[int, int] = {}  # GPUs of a node -> nodes, whatever their state
         self.index = NodeIndex()
         self.available = 0  # sum of avail
@@ -237,8 +242,8 @@ class JobBook:
         "attempt", "began", "begun_ms", "broken", "checkpoint_ms", "checkpoint_step", "claim", "cls", "eligible_ms",
         "ended_ms", "errors", "failures", "failures_since", "fault", "faults", "final", "gpus", "granted_ms",
         "history", "id", "key", "kind", "leaving", "lenders", "live", "lost_gpu_ms", "nodes", "notices", "outcomes",
-        "preemptions", "quota", "rank", "reasons", "request", "restarts", "retry_ms", "runs", "spec", "steady_at",
-        "stop_asked", "stopping_ms", "streak", "submitted_ms", "troubles", "was_claimed", "was_withdrawn",
+        "preemptions", "quota", "ran_ms", "rank", "reasons", "request", "restarts", "retry_ms", "runs", "spec",
+        "steady_at", "stop_asked", "stopping_ms", "streak", "submitted_ms", "troubles", "was_claimed", "was_withdrawn",
     )  # fmt: skip
 
     def __init__(self, request: JobRequest, quota: QuotaBook, submitted_ms: int) -> None:
@@ -256,6 +261,7 @@ class JobBook:
         self.history: tuple[AttemptEnd, ...] = ()
         self.failures = self.failures_since = self.preemptions = self.streak = 0
         self.eligible_ms = self.retry_ms = 0
+        self.ran_ms = 0  # in attempts that are over
         self.checkpoint_step: int | None = None
         self.stop_asked = False
         self.was_claimed = False  # it had a claim that a node or quota took; it comes first, still
@@ -483,6 +489,10 @@ class State:
         pool = book.pool
         self.nodes[book.name] = pool.nodes[book.name] = book
         pool.not_up[book.name] = book
+        if book.blamed:
+            pool.blamed[book.name] = book
+        if book.suspected_until_ms:
+            pool.suspects[book.name] = book
         pool.sizes[book.node.gpu] = pool.sizes.get(book.node.gpu, 0) + 1
 
     def resize_node(self, book: NodeBook, node: Node) -> None:
@@ -509,6 +519,8 @@ class State:
         self.set_node_state(book, NodeState.LOST)
         del self.nodes[book.name], pool.nodes[book.name]
         pool.not_up.pop(book.name, None)
+        pool.blamed.pop(book.name, None)
+        pool.suspects.pop(book.name, None)
         pool.unsettled.pop(book.name, None)
         pool.sizes[book.node.gpu] -= 1
         if not pool.sizes[book.node.gpu]:

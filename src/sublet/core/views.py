@@ -20,6 +20,8 @@ class NodeView:
     leases: Mapping[str, int]
     leaving_gpu: int = 0
     earmarked_gpu: int = 0
+    suspected_until_ms: int = 0  # 0: it is not
+    blamed_by: tuple[str, ...] = ()  # jobs that a fault of machines met there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ def node_views(state: State) -> list[NodeView]:
                 leases=leases,
                 leaving_gpu=book.leaving,
                 earmarked_gpu=book.earmarked,
+                suspected_until_ms=book.suspected_until_ms,
+                blamed_by=tuple(dict.fromkeys(one[1] for one in book.blamed)),
             )
         )
     return views

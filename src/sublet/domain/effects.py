@@ -39,6 +39,7 @@ class StartGang:
     lease: Lease
     instances: tuple[int, ...]
     request: JobRequest
+    grace_ms: int = 30_000  # from a notice to the stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,15 @@ class MarkNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectNode:
+    """Faults of machines met several jobs there. `until_ms` 0: it is trusted again."""
+
+    node: str
+    until_ms: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MarkQuota:
     """Created, changed (its own numbers now) or deleted (nothing)."""
 
@@ -164,5 +174,6 @@ Effect = (
     | RequeueJob
     | EndJob
     | MarkNode
+    | SuspectNode
     | MarkQuota
 )

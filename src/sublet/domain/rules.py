@@ -15,4 +15,5 @@ class Rules:
     restart_cost_ms: int = 60_000  # what a restart is taken to cost on each GPU, beside lost work
     eviction_cost_gpu_ms: int = 1_800_000  # what an eviction costs beside: of like losses the fewest victims
     reclaim: bool = True  # False: what is lent comes back only when its borrower ends
+    suspect_ms: int = 3_600_000  # how long a node that several jobs blame is avoided where it can be; 0 = never
     reserve_percent: int = 50  # of what owners lately took back is not lent again; 0 = all is lent

@@ -8,8 +8,6 @@ from sublet.domain.effects import StartGang
 from sublet.domain.ids import InstanceRef
 from sublet.domain.jobs import Program
 
-DEFAULT_GRACE_MS = 30_000
-
 
 def program_argv(program: Program) -> list[str]:
     """One element is a line for the shell; several are the words of a command."""
@@ -33,7 +31,7 @@ def environment_of(
         "SUBLET_GPUS": str(len(devices)),
         "SUBLET_HOSTS": ",".join(addresses),
         "SUBLET_IN_QUOTA": "1" if lease.kind == "guaranteed" else "0",
-        "SUBLET_GRACE_SECONDS": str((request.grace_ms if request.grace_ms is not None else DEFAULT_GRACE_MS) // 1000),
+        "SUBLET_GRACE_SECONDS": str(effect.grace_ms // 1000),
         "SUBLET_NOTICE_FILE": f"{directory}/notice.json",
         "SUBLET_REPORT_FILE": f"{directory}/report.jsonl",
         "SUBLET_CHECKPOINT_DIR": checkpoint_directory(request.program.checkpoint_dir, ref.job, directory),

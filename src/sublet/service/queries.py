@@ -236,6 +236,7 @@ def _node(view: books.NodeView, idle: set[str]) -> NodeView:
         lent=sum(count for job_id, count in view.leases.items() if job_id in idle),
         free=view.free_gpu,
         jobs=tuple(job_id for job_id in view.leases if job_id not in idle),
+        suspected_until=time_of(view.suspected_until_ms) if view.suspected_until_ms else None,
     )
 
 

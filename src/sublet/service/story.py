@@ -178,6 +178,12 @@ def _node(effect: eff.MarkNode, _look: Look, _at_ms: int) -> Said:
     return "node", effect.node, f"is {effect.state.value}{f' · {effect.why}' if effect.why else ''}"
 
 
+def _suspect(effect: eff.SuspectNode, _look: Look, _at_ms: int) -> Said:
+    if not effect.until_ms:
+        return "trusted", effect.node, effect.why
+    return "suspected", effect.node, f"until {time_of(effect.until_ms)[11:19]} UTC · {effect.why}"
+
+
 def _quota(effect: eff.MarkQuota, _look: Look, _at_ms: int) -> Said:
     nominal = ", ".join(f"{count} {spec}" for spec, count in sorted(effect.nominal.items()))
     return "quota", effect.quota, f"is promised {nominal}" if nominal else "is promised nothing"
@@ -204,5 +210,6 @@ _TELLERS: Mapping[type, Callable[[Any, Look, int], Said]] = {
     eff.RequeueJob: _requeued,
     eff.EndJob: _finished,
     eff.MarkNode: _node,
+    eff.SuspectNode: _suspect,
     eff.MarkQuota: _quota,
 }

@@ -118,7 +118,10 @@ class QuotaView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """`jobs`: ids of those that stand there In Quota; `lent`: GPUs under idle leases, of whom is not said."""
+    """`jobs`: ids of those that stand there In Quota; `lent`: GPUs under idle leases, of whom is not said.
+
+    `suspected_until`: faults of machines met several jobs there; others are preferred so long.
+    """
 
     name: str
     spec: str
@@ -128,6 +131,7 @@ class NodeView:
     lent: int
     free: int
     jobs: tuple[str, ...]
+    suspected_until: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

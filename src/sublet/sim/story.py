@@ -59,7 +59,7 @@ def tell(effect: effects.Effect) -> dict[str, Any] | None:
             return {"event": "node", "node": effect.node, "state": effect.state}
         case effects.MarkQuota():
             return {"event": "quota", "quota": effect.quota, "gpu": dict(sorted(effect.nominal.items()))}
-        case effects.StopInstances() | effects.RestartInstance():
+        case effects.StopInstances() | effects.RestartInstance() | effects.SuspectNode():
             return None
 
 

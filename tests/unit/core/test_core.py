@@ -4,7 +4,16 @@ from random import Random
 
 from sublet.core.check import check
 from sublet.core.core import impossible
-from sublet.domain.effects import EndJob, GiveNotice, ReleaseInstances, RequeueJob, StartGang, WithdrawNotice
+from sublet.domain.effects import (
+    EndJob,
+    GiveNotice,
+    ReleaseInstances,
+    RequeueJob,
+    StartGang,
+    StopInstances,
+    SuspectNode,
+    WithdrawNotice,
+)
 from sublet.domain.events import (
     CheckpointSaved,
     InstanceBegan,
@@ -241,6 +250,50 @@ def test_only_who_opens_a_drained_node_opens_it() -> None:
     assert [advice.text for advice in world.core.advice("a")] == ["node n0 is back"]
     world.do(NodeReturned(at_ms=0, node="n0", is_open=True))
     assert [effect.job for effect in of(StartGang, world.close())] == ["a"]  # type: ignore[attr-defined]
+
+
+def test_time_that_runs_is_counted_over_attempts_and_then_it_is_over() -> None:
+    world = cluster(quota("A", 8), quota("B", 0))
+    run(world, "b", "B", 8, idle=ONLY, max_time_ms=100_000)
+    world.close(60_000)
+    submit(world, "a", "A", 8)
+    world.end(("b", 1, 0), 0)
+    world.close(500_000)  # it waits: that does not count
+    world.begin_all()
+    world.end(("a", 1, 0), 0)
+    world.close()
+    world.begin_all()
+    assert world.core.next_deadline() == world.now_ms + 40_000
+    (stop,) = of(StopInstances, world.close(40_000))
+    assert (stop.job, stop.reason) == ("b", "max_time")  # type: ignore[attr-defined]
+    world.restart()
+    world.end(("b", 2, 0), 143)
+    world.close()
+    over = of(EndJob, tuple(world.story))[-1]
+    assert (over.outcome, over.why) == (  # type: ignore[attr-defined]
+        Outcome.FAILED,
+        "it has run as long as its max_time allows, 100 s",
+    )
+
+
+def test_a_node_that_two_jobs_blame_is_left_alone_for_a_while_but_keeps_nobody_waiting() -> None:
+    world = cluster(quota("A", 8), nodes=2, gpu=4)
+
+    def fails(job: str) -> None:
+        run(world, job, "A", 1, nodes=("n0",), fault_tolerance=FaultTolerance(enabled=False))
+        world.end((job, 1, 0), 1, verdict="hardware")
+        world.close()
+
+    fails("a")
+    fails("a2")
+    assert [node.suspected_until_ms for node in world.core.nodes()] == [3_600_000, 0]
+    world.restart()
+    run(world, "b", "A", 4)
+    run(world, "c", "A", 4)
+    assert [world.core.job(job).lease.nodes for job in ("b", "c")] == [("n1",), ("n0",)]  # type: ignore[union-attr]
+    world.close(3_600_000)
+    trusted = of(SuspectNode, tuple(world.story))[-1]
+    assert (trusted.node, trusted.until_ms) == ("n0", 0)  # type: ignore[attr-defined]
 
 
 def test_advice_names_what_was_tried_and_worked() -> None:
