@@ -124,7 +124,7 @@ def _cell(text: str) -> str:
 def job_file() -> str:
     rows = []
     for path, key in KEYS.items():
-        text = key.text if key.is_acted_on else f"{key.text} *Not acted on yet.*"
+        text = key.text
         rows.append(f"| `{path}` | {key.may_be} | {_usual(key.usual)} | {text} |")
     later = ", ".join(f"`{key}`" for key in NOT_YET)
     return (

@@ -254,8 +254,30 @@ def _detail(detail: dict[str, Any]) -> str:
         ("workdir", detail["workdir"] or NONE),
         ("note", view["note"] or NONE),
     ]
+    lines += [("keeps away from", ", ".join(detail["avoids"]))] if detail["avoids"] else []
     text = "\n".join(f"{name:<16}{value}".rstrip() for name, value in lines)
-    return f"{text}\n\n{_attempts(detail['attempts'])}" if detail["attempts"] else text
+    parts = [text, "\n".join(f"warning: {one}" for one in detail["warnings"])]
+    parts += [_attempts(detail["attempts"])] if detail["attempts"] else []
+    parts += [_restarts(detail["restarts"])] if detail["restarts"] else []
+    return "\n\n".join(part for part in parts if part)
+
+
+def _restarts(restarts: Sequence[dict[str, Any]]) -> str:
+    head = ("RESTART", "OF", "FAILED", "WENT ON AFTER", "PHASE", "CAUSE", "NODE", "EVIDENCE")
+    rows = [
+        [
+            f"{item['number']} (attempt {item['attempt']})",
+            "the job" if item["level"] == "job" else f"instance {item['instance']}",
+            clock(item["failed"]),
+            NONE if item["seconds"] is None else span(item["seconds"]),
+            item["phase"] or NONE,
+            item["cause"].replace("_", " "),
+            (item["node"] or NONE) + (", avoided since" if item["avoided"] else ""),
+            item["evidence"] or (NONE if item["exit_code"] is None else f"exit code {item['exit_code']}"),
+        ]
+        for item in restarts
+    ]
+    return columns(head, rows, right=("WENT ON AFTER",))
 
 
 def _attempts(attempts: Sequence[dict[str, Any]]) -> str:

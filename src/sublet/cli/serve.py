@@ -169,7 +169,7 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
     feed = Feed(store)
     feed.load()
     cluster = _whole_cluster(feed, settings.cluster, pretends)
-    engine = LocalEngine(directory=settings.data / "instances", nodes=cluster.nodes or ())
+    engine = LocalEngine(directory=settings.data / "instances", nodes=cluster.nodes or (), verdicts=cluster.verdicts)
     controller = Controller(feed, engine, _Clock())
     desk = Desk(
         books=controller,

@@ -90,9 +90,10 @@ def _after_failure(job: JobBook) -> Verdict:
     )
     if why:
         return Verdict(end=JobState.FAILED, why=why)
-    if not tolerance.backoff_first_ms or not job.failures_since:
+    again = job.failures_since - 1  # the first failure since a new checkpoint is followed by a restart at once
+    if not tolerance.backoff_first_ms or again < 1:
         return Verdict()
-    doubled = tolerance.backoff_first_ms << min(job.failures_since - 1, 30)
+    doubled = tolerance.backoff_first_ms << min(again - 1, 30)
     return Verdict(wait_ms=min(doubled, tolerance.backoff_max_ms))
 
 

@@ -12,6 +12,7 @@ from sublet.domain.quotas import Quota, Scope, Strategy, path_of
 from sublet.domain.rules import Rules
 from sublet.service.reading import ANY, Section, Shape, check_keys, read
 from sublet.service.settings import Cluster
+from sublet.service.signs import signs
 
 MAX_GPU = 1_000_000
 NODE: Shape = dict.fromkeys(["name", "spec", "gpu", "rack", "cpu", "memory", "address"])
@@ -27,7 +28,7 @@ QUOTA: Shape = {
     "owner": None,
 }
 RULES: Shape = {item.name.removesuffix("_ms"): None for item in fields(Rules)}
-SHAPE: Shape = {"tenant": None, "nodes": ANY, "quotas": ANY, "rules": RULES}
+SHAPE: Shape = {"tenant": None, "nodes": ANY, "quotas": ANY, "rules": RULES, "verdicts": None}
 
 
 def parse(text: str, file: str = "") -> Cluster:
@@ -39,6 +40,7 @@ def parse(text: str, file: str = "") -> Cluster:
         nodes=_nodes(source, tenant) if source.has("nodes") else None,
         quotas=_quotas(source, tenant) if source.has("quotas") else None,
         rules=_rules(source.section("rules")) if source.has("rules") else None,
+        verdicts=tuple(signs(source)),
     )
 
 

@@ -97,9 +97,11 @@ def stop(desk: Desk, text: str, user: str) -> JobRecord:
 
 def apply(desk: Desk, cluster: Cluster) -> list[str]:
     """Sets the quotas and rules that differ from what is in force; the names of the quotas that were set."""
-    if cluster.nodes is not None:
-        hint = "Start the server with that file: sublet up --config FILE."
-        raise Refused(what="Nodes are not applied to a running server.", hint=hint, code="not_yet", field="nodes")
+    for field, is_there in (("nodes", cluster.nodes is not None), ("verdicts", bool(cluster.verdicts))):
+        if is_there:
+            what = f"{field.capitalize()} are not applied to a running server."
+            hint = "Start the server with that file: sublet up --config FILE."
+            raise Refused(what=what, hint=hint, code="not_yet", field=field)
     present = desk.feed.quotas
     wanted = {quota.name: quota for quota in cluster.quotas or ()}
     checks.check_tree({**present, **wanted}, desk.feed.nodes)

@@ -13,11 +13,15 @@ from typing import Any
 from sublet.domain.errors import Refused
 from sublet.domain.jobs import CheckpointHint, FaultTolerance, IdlePolicy, JobRequest, Program
 from sublet.service import jobkeys
+from sublet.service.aimaster import Arguments
+from sublet.service.aimaster import parse as parse_arguments
 from sublet.service.reading import Section, check_keys, read
+from sublet.service.signs import signs
 
 MAX_INSTANCES = 10_000
 MAX_GPU = 1_024  # of one instance; no machine has more
 NO_HIGHER = 1_000_000
+BACKOFF_FIRST_MS = 10_000
 
 SHAPE = jobkeys.shape()
 NOT_YET = ("image", "secrets", "data", "notify")
@@ -58,7 +62,7 @@ def draft(source: Section, origin: Origin) -> Draft:
         if source.has(key):
             raise source.refused(key, f"{key} is not done yet.", hint="Leave it out.", code="not_yet")
     check_keys(source, SHAPE, SHAPE)
-    tolerance = source.section("fault_tolerance")
+    tolerance, aimaster = _with_aimaster(source.section("fault_tolerance"))
     checkpoint = source.section("checkpoint")
     resources = source.section("resources")
     request = JobRequest(
@@ -77,9 +81,19 @@ def draft(source: Section, origin: Origin) -> Draft:
         grace_ms=tolerance.duration_ms("grace"),
         max_time_ms=source.duration_ms("max_time"),
         labels=source.texts("labels"),
-        program=_program(source, checkpoint, tolerance, origin),
+        program=_program(source, checkpoint, tolerance, aimaster, origin),
     )
     return Draft(request=request, source=source)
+
+
+def _with_aimaster(written: Section) -> tuple[Section, Arguments]:
+    """What AIMaster's arguments stand for, below what is written beside them."""
+    arguments = parse_arguments(written.text("aimaster"))
+    values = {**arguments.keys, **written.values}
+    hang = written.values.get("hang")
+    if isinstance(hang, Mapping):
+        values["hang"] = {**arguments.keys.get("hang", {}), **hang}
+    return Section(values=values, file=written.file, path=written.path, lines=written.lines), arguments
 
 
 def _overlaid(written: Section, overrides: Mapping[str, Any]) -> Section:
@@ -163,8 +177,9 @@ def _fault_tolerance(section: Section) -> FaultTolerance:
         mode=section.choice("mode", ["sync", "async"], usual.mode),
         policy=POLICIES.get(policy, policy),
         max_restarts=_whole(section, "max_restarts", 0, usual.max_restarts),
+        max_restarts_total=_whole(section, "max_restarts_total", 0, usual.max_restarts_total),
         same_error=_whole(section, "same_error", 1, usual.same_error),
-        backoff_first_ms=usual.backoff_first_ms if first is None else first,
+        backoff_first_ms=BACKOFF_FIRST_MS if first is None else first,
         backoff_max_ms=usual.backoff_max_ms if longest is None else longest,
     )
 
@@ -174,15 +189,15 @@ def _whole(section: Section, key: str, low: int, default: int) -> int:
     return default if value is None else value
 
 
-def _program(source: Section, checkpoint: Section, tolerance: Section, origin: Origin) -> Program:
-    launcher = source.choice("launcher", ["none", "torchrun"], "none")
+def _program(source: Section, checkpoint: Section, tolerance: Section, aimaster: Arguments, origin: Origin) -> Program:
+    launcher = source.choice("launcher", ["none", "torchrun", "mpi"], "none")
     return Program(
         command=_launched(_command(source), launcher),
         workdir=_workdir(source, origin),
         environment=source.texts("env"),
         launcher=launcher,
         checkpoint_dir=checkpoint.text("dir").replace("{job}", origin.job_id),
-        settings=_settings(checkpoint, tolerance),
+        settings=_settings(source, checkpoint, tolerance, aimaster),
     )
 
 
@@ -208,18 +223,25 @@ def _workdir(source: Section, origin: Origin) -> str:
     raise source.refused("workdir", f"workdir is {path}, a relative path.", "It is not known relative to what.", hint)
 
 
-def _settings(checkpoint: Section, tolerance: Section) -> str:
+def _settings(source: Section, checkpoint: Section, tolerance: Section, aimaster: Arguments) -> str:
     """What the supervisor must know, only what was written; JSON text."""
     hang, notice = tolerance.section("hang"), tolerance.section("notice")
+    is_off = tolerance.values.get("exit_hang") == "off"
     said: dict[str, Any] = {
         "checkpoint_exit_code": checkpoint.whole("exit_code", low=1, high=255),
         "policy": tolerance.choice("policy", [*POLICIES, "never"], "") or None,
         "hang_action": hang.choice("action", ["off", "report", "restart"], "") or None,
         "hang_after_ms": hang.duration_ms("after"),
+        "hang_start_ms": hang.duration_ms("start"),
+        "hang_save_ms": hang.duration_ms("save"),
         "hang_watch": _watch(hang) or None,
-        "exit_hang_ms": tolerance.duration_ms("exit_hang"),
+        "exit_hang_ms": 0 if is_off else tolerance.duration_ms("exit_hang"),
         "notice_signal": notice.choice("signal", ["none", "SIGUSR1", "SIGTERM"], "") or None,
         "notice_to": notice.choice("to", ["leader", "all"], "") or None,
+        "verdicts": signs(tolerance) or None,
+        "compat": source.choice("compat", ["dlc"], "") or None,
+        "aimaster_unknown": list(aimaster.unknown) or None,
+        "warnings": list(aimaster.warnings) or None,
     }
     said = {key: value for key, value in said.items() if value is not None}
     return json.dumps(said, sort_keys=True, separators=(",", ":")) if said else ""

@@ -12,15 +12,11 @@ from sublet.service.reading import ANY, Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """`usual`: what holds when it is left out; where it is a value of the key, as it would be written.
-
-    `is_acted_on`: False while it is read and checked and nothing follows from it yet.
-    """
+    """`usual`: what holds when it is left out; where it is a value of the key, as it would be written."""
 
     may_be: str
     text: str
     usual: str = ""
-    is_acted_on: bool = True
 
 
 KEYS: Mapping[str, Key] = {
@@ -40,8 +36,9 @@ KEYS: Mapping[str, Key] = {
     "resources.cpu": Key(may_be="`8`, `0.5`, `500m`", text="Cores of each instance.", usual="not counted"),
     "resources.memory": Key(may_be="`800Gi`, `64G`", text="Memory of each instance.", usual="not counted"),
     "launcher": Key(
-        may_be="`none`, `torchrun`",
-        text="What starts the program. With torchrun the rendezvous needs no flags.",
+        may_be="`none`, `torchrun`, `mpi`",
+        text="What starts the program. With torchrun the rendezvous needs no flags; with mpi the command runs once for "
+        "each GPU of all instances, under `mpirun`.",
         usual="none",
     ),
     "command": Key(
@@ -51,7 +48,16 @@ KEYS: Mapping[str, Key] = {
     ),
     "workdir": Key(may_be="a path", text="Where the program runs.", usual="the folder of the file"),
     "env": Key(may_be="names and texts", text="Variables for the program."),
-    "max_time": Key(may_be="`72h`", text="Running time at most.", usual="no limit", is_acted_on=False),
+    "compat": Key(
+        may_be="`dlc`",
+        text="Variables as PAI's DLC sets them: `WORLD_SIZE` and `RANK` count instances, not processes.",
+        usual="as `launcher` says",
+    ),
+    "max_time": Key(
+        may_be="`72h`",
+        text="Running time at most, over all attempts; waiting does not count. Then it is stopped, and has failed.",
+        usual="no limit",
+    ),
     "checkpoint.dir": Key(
         may_be="a path",
         text="Where it keeps its checkpoints; `{job}` stands for its id. The program finds it in "
@@ -64,39 +70,61 @@ KEYS: Mapping[str, Key] = {
         usual="not known",
     ),
     "checkpoint.exit_code": Key(
-        may_be="1 to 255", text="How the program ends when it has saved on a notice.", usual="85", is_acted_on=False
+        may_be="1 to 255", text="How the program ends when it has saved on a notice.", usual="85"
     ),
     "fault_tolerance.mode": Key(
         may_be="`sync`, `async`",
-        text="After a failure the whole gang starts again, or the failed instance alone. Only `sync` is done.",
+        text="After a failure the whole gang starts again, or the failed instance alone while the others go on.",
         usual="sync",
-        is_acted_on=False,
     ),
     "fault_tolerance.max_restarts": Key(
         may_be="0 or more",
         text="Failures it survives since its last new checkpoint. Preemptions, drains and lost nodes never count.",
         usual="3",
     ),
+    "fault_tolerance.max_restarts_total": Key(
+        may_be="0 or more", text="Failures it survives in all, new checkpoints or not.", usual="30"
+    ),
     "fault_tolerance.policy": Key(
         may_be="`exit-code-and-error`, `exit-code`, `on-failure`, `never`",
-        text="What ends the job: the same diagnosed error again and again, or too many failures; with `exit-code` and "
-        "`on-failure` too many failures alone; with `never` the first failure.",
+        text="Which failures are followed by a restart. `on-failure`: all. `exit-code`: those by a signal, by 75 or "
+        "85, or with a code above 128. `exit-code-and-error`: all but those that the log shows to be the program's own "
+        "fault. `never`: none. A user's error is retried under `on-failure` alone.",
         usual="exit-code-and-error",
     ),
     "fault_tolerance.same_error": Key(
         may_be="1 or more", text="The same diagnosed error so often without a new checkpoint is final.", usual="2"
     ),
-    "fault_tolerance.backoff.first": Key(may_be="`10s`", text="Pause after a failure; doubles.", usual="0s"),
+    "fault_tolerance.backoff.first": Key(
+        may_be="`10s`", text="Pause after the second failure since its last new checkpoint; doubles.", usual="10s"
+    ),
     "fault_tolerance.backoff.max": Key(may_be="`5m`", text="The longest pause.", usual="5m"),
     "fault_tolerance.hang.action": Key(
-        may_be="`off`, `report`, `restart`", text="What follows from a hang.", is_acted_on=False
+        may_be="`off`, `report`, `restart`", text="What follows from a hang.", usual="report"
     ),
-    "fault_tolerance.hang.after": Key(may_be="`30m`", text="So long without progress is a hang.", is_acted_on=False),
+    "fault_tolerance.hang.after": Key(
+        may_be="`30m`",
+        text="So long without progress is a hang. Less, once it is known how long the job's steps take.",
+        usual="30m",
+    ),
+    "fault_tolerance.hang.start": Key(may_be="`30m`", text="The same, before the first step.", usual="as `after`"),
+    "fault_tolerance.hang.save": Key(may_be="`30m`", text="The same, while it saves.", usual="as `after`"),
     "fault_tolerance.hang.watch": Key(
-        may_be="`output`, `step`, or both", text="What counts as progress.", is_acted_on=False
+        may_be="`output`, `step`, or both", text="What counts as progress.", usual="`output` and `step`"
     ),
     "fault_tolerance.exit_hang": Key(
-        may_be="`10m`", text="One instance has ended and the others do not: so long is too long.", is_acted_on=False
+        may_be="`10m`, `off`",
+        text="One instance is done and the others do not end: so long is too long.",
+        usual="10m",
+    ),
+    "fault_tolerance.verdicts": Key(
+        may_be="a list of `{match: expression, is: class}` or `{exit_code: 1, is: class}`",
+        text="Signs of your own, looked for before ours. Classes: hardware, out_of_memory, user_error, "
+        "infrastructure, hang, unknown, network.",
+    ),
+    "fault_tolerance.aimaster": Key(
+        may_be="`--job-execution-mode=Sync --max-num-of-job-restart 10`",
+        text="Arguments of PAI's AIMaster; keys that are written beside it outweigh them.",
     ),
     "fault_tolerance.on_preempt": Key(
         may_be="`requeue`, `stop`",
@@ -110,9 +138,11 @@ KEYS: Mapping[str, Key] = {
         usual="what the cluster gives",
     ),
     "fault_tolerance.notice.signal": Key(
-        may_be="`none`, `SIGUSR1`, `SIGTERM`", text="A signal that comes with the notice.", is_acted_on=False
+        may_be="`none`, `SIGUSR1`, `SIGTERM`", text="A signal that comes with the notice.", usual="none"
     ),
-    "fault_tolerance.notice.to": Key(may_be="`leader`, `all`", text="Who gets that signal.", is_acted_on=False),
+    "fault_tolerance.notice.to": Key(
+        may_be="`leader`, `all`", text="Who gets that signal: the first process, or all.", usual="leader"
+    ),
     "labels": Key(may_be="names and texts", text="For people and their tools; Sublet keeps them."),
 }
 FREE = ("env", "labels")  # people choose the keys below these

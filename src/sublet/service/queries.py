@@ -3,6 +3,7 @@
 One rule: numbers come from the books, and each answer is of one moment.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from sublet.service.views import (
     WhyView,
     attempt_views,
     job_view,
+    restart_views,
     shown_state,
     since_ms,
     time_of,
@@ -99,6 +101,9 @@ def detail(desk: Desk, text: str) -> JobDetail:
         checkpoint_step=record.checkpoint_step,
         failures=record.failures,
         attempts=attempt_views(record, now_ms),
+        restarts=restart_views(record),
+        avoids=request.avoid,
+        warnings=tuple(json.loads(request.program.settings or "{}").get("warnings", ())),
     )
 
 

@@ -3,8 +3,10 @@
 One rule: it is read once, at the edge; everything else receives values.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sublet.domain.errors import Refused
 from sublet.domain.nodes import Node
@@ -16,11 +18,15 @@ DEFAULT_PORT = 7788
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a configuration file describes; None = it says nothing of it."""
+    """What a configuration file describes; None = it says nothing of it.
+
+    `verdicts`: signs of faults for all jobs, see signs.py.
+    """
 
     nodes: tuple[Node, ...] | None = None
     quotas: tuple[Quota, ...] | None = None
     rules: Rules | None = None
+    verdicts: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

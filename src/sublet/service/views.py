@@ -61,6 +61,27 @@ class AttemptView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestartView:
+    """A failure and the restart after it: of the whole gang (`level` job) or of one instance alone (`level` instance).
+
+    `seconds`: from the failure until work went on, None = not yet. `avoided`: the job keeps away from `node` since.
+    """
+
+    number: int
+    attempt: int
+    level: str
+    instance: int | None
+    node: str | None
+    phase: str
+    failed: str
+    seconds: int | None
+    cause: str
+    evidence: str
+    exit_code: int | None
+    avoided: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetail:
     job: JobView
     sizes: tuple[int, ...]
@@ -75,6 +96,9 @@ class JobDetail:
     checkpoint_step: int | None
     failures: int
     attempts: tuple[AttemptView, ...]
+    restarts: tuple[RestartView, ...]  # the newest
+    avoids: tuple[str, ...]  # nodes that it keeps away from
+    warnings: tuple[str, ...]  # about what was written in the job file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +239,29 @@ def job_view(record: JobRecord, now_ms: int, note: str) -> JobView:
         max_restarts=budget,
         preemptions=record.preemptions,
         note=note,
+    )
+
+
+def restart_views(record: JobRecord) -> tuple[RestartView, ...]:
+    """Where an attempt stood on idle resources, its nodes are not said."""
+    kinds = {end.attempt: end.lease_kind for end in record.history}
+    present = record.lease.kind if record.lease else ""
+    return tuple(
+        RestartView(
+            number=one.number,
+            attempt=one.attempt,
+            level="instance" if one.is_single else "job",
+            instance=one.instance,
+            node=one.node if one.node and kinds.get(one.attempt, present) == LeaseKind.GUARANTEED else None,
+            phase=one.phase,
+            failed=time_of(one.failed_ms),
+            seconds=None if one.began_ms is None else (one.began_ms - one.failed_ms) // 1000,
+            cause=one.verdict,
+            evidence=one.evidence,
+            exit_code=one.exit_code,
+            avoided=one.avoided,
+        )
+        for one in record.restarts
     )
 
 

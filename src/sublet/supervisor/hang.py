@@ -24,7 +24,7 @@ SLOW_BY_MS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long nothing may be seen, by phase. `action`: off, report or restart."""
+    """How long nothing may be seen, by phase. `action`: off, report or restart. `exit_ms` 0: for ever."""
 
     action: str = "report"
     after_ms: int = 1_800_000
@@ -34,7 +34,7 @@ class Limits:
     watch: tuple[str, ...] = ("output", "step")
 
     def smallest_ms(self) -> int:
-        return min(self.after_ms, self.start_ms, self.save_ms, self.exit_ms)
+        return min(self.after_ms, self.start_ms, self.save_ms, self.exit_ms or self.after_ms)
 
 
 def limits_of(settings: Mapping[str, Any]) -> Limits:
@@ -129,7 +129,9 @@ def limit_ms(gang: Sequence[Seen], limits: Limits) -> tuple[int, str, bool]:
     ranks = [rank for seen in gang for rank in seen.ranks]
     outputs = [seen.output_ms for seen in gang if seen.output_ms is not None]
     phase = phase_of(ranks, max(outputs, default=None))
-    given = {"start": limits.start_ms, "save": limits.save_ms, "exit": limits.exit_ms}.get(phase, limits.after_ms)
+    given = {"start": limits.start_ms, "save": limits.save_ms, "exit": limits.exit_ms or limits.after_ms}.get(
+        phase, limits.after_ms
+    )
     if phase != "step" or not ranks or min(rank.steps for rank in ranks) < LEARN_FROM:
         return given, phase, False
     learned = max(LEARNED_AT_LEAST_MS, round(LEARNED_TIMES * max(rank.longest_ms for rank in ranks)))
@@ -152,7 +154,7 @@ def _hangs(gang: Sequence[Seen], live: Sequence[Seen], limits: Limits, now_ms: i
     done = [seen for seen in gang if seen.done_ms is not None]
     if done:
         since_ms = max(seen.done_ms or 0 for seen in done)
-        if now_ms - since_ms <= limits.exit_ms:
+        if not limits.exit_ms or now_ms - since_ms <= limits.exit_ms:
             return []
         names = ", ".join(str(seen.instance) for seen in live)
         text = f"instance {done[0].instance} is done since {seconds(now_ms - since_ms)}, instance {names} does not end"

@@ -184,11 +184,13 @@ def test_backoff_doubles_and_is_told() -> None:
     world = cluster(quota("A", 8))
     run(world, "a", "A", 1, fault_tolerance=FaultTolerance(backoff_first_ms=10_000))
     world.end(("a", 1, 0), 1)
+    assert of(StartGang, world.close()), "the first failure costs no pause"
+    world.end(("a", 2, 0), 1)
     world.close()
     assert codes(world, "a") == [ReasonCode.BACKOFF]
     assert world.core.next_deadline() == 10_000
     assert of(StartGang, world.close(10_000))
-    world.end(("a", 2, 0), 1)
+    world.end(("a", 3, 0), 1)
     world.close()
     assert world.core.job("a").retry_ms == 30_000  # type: ignore[union-attr]
 

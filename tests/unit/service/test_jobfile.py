@@ -46,7 +46,15 @@ def read(text: str, origin: Origin = ORIGIN, **overrides: object) -> JobRequest:
 
 def test_the_shortest_file() -> None:
     program = Program(command=("python train.py",), workdir="/home/mei")
-    assert read(SHORT) == JobRequest(id="job_1", user="mei", name="job", quota="nlp", specs=(), program=program)
+    assert read(SHORT) == JobRequest(
+        id="job_1",
+        user="mei",
+        name="job",
+        quota="nlp",
+        specs=(),
+        fault_tolerance=FaultTolerance(backoff_first_ms=10_000),
+        program=program,
+    )
 
 
 def test_every_key() -> None:
@@ -115,7 +123,7 @@ def test_torchrun_is_named_once(written: str, command: tuple[str, ...]) -> None:
 
 def test_no_stop_where_people_ask_for_it() -> None:
     text = SHORT + "fault_tolerance: {on_preempt: stop, policy: never}\n"
-    assert read(text).fault_tolerance == FaultTolerance(enabled=False, policy="never")
+    assert read(text).fault_tolerance == FaultTolerance(enabled=False, policy="never", backoff_first_ms=10_000)
 
 
 def test_the_words_of_yaml_1_2_stay_words() -> None:
@@ -170,7 +178,10 @@ REFUSALS = [
     ("quota: q\ngpu: 1\ncommand: {a: b}\n", "command is a mapping, not a text.", 3),
     (JOB + "priority: 10\n", "priority is 10. It must be 1 to 9.", 4),
     (JOB + "idle: olny\n", "idle is olny. It may be never, acceptable or only. Did you mean only?", 4),
-    (JOB + "launcher: mpi\n", "launcher is mpi. It may be none or torchrun.", 4),
+    (JOB + "launcher: srun\n", "launcher is srun. It may be none, torchrun or mpi.", 4),
+    (JOB + "fault_tolerance:\n  verdicts:\n    - {match: '(', is: network}\n", "is no regular expression.", 6),
+    (JOB + "fault_tolerance:\n  verdicts:\n    - {match: x, is: bad luck}\n", "is is bad luck. It may be hardware,", 6),
+    (JOB + "fault_tolerance:\n  verdicts:\n    - {is: network}\n", "match or exit_code: one of both is needed.", 6),
     (JOB + "max_time: 10\n", "max_time is 10, not a time with its unit. Write 10s or 10m.", 4),
     (JOB + "max_time: soon\n", "max_time is soon, not a time with its unit. Write it as 90s,", 4),
     (JOB + "max_time: 99999d\n", "More than ten years cannot be asked for.", 4),
@@ -221,7 +232,7 @@ def test_where_a_field_stands() -> None:
 def test_what_is_said_to_hold_without_a_key_does() -> None:
     """The reference's column of usual values: written out, they change nothing."""
     usual = {path: key.usual for path, key in jobkeys.KEYS.items() if key.usual and " " not in key.usual}
-    assert len(usual) == 12
+    assert len(usual) == 18
     written: dict[str, object] = {}
     for path, value in usual.items():
         *above, last = path.split(".")
@@ -231,4 +242,7 @@ def test_what_is_said_to_hold_without_a_key_does() -> None:
         level[last] = int(value) if value.isdigit() else value
     plain, full = read(SHORT), read(SHORT, **written)
     assert replace(full, program=replace(full.program, settings="")) == plain
-    assert full.program.settings == '{"checkpoint_exit_code":85,"policy":"exit-code-and-error"}'
+    assert full.program.settings == (
+        '{"checkpoint_exit_code":85,"exit_hang_ms":600000,"hang_action":"report","hang_after_ms":1800000,'
+        '"notice_signal":"none","notice_to":"leader","policy":"exit-code-and-error"}'
+    )
