@@ -72,10 +72,11 @@ def test_out_and_in_again(tmp_path: Path) -> None:
 
 
 def test_the_safetensors_file_is_read_by_its_own_library(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors.torch")
+    from safetensors.torch import load_file
+
     saved(tmp_path / "c", 1, width=64, agent=False)
     tools.export(tmp_path / "c", "newest", tmp_path / "x.safetensors", "safetensors")
-    found = library.load_file(tmp_path / "x.safetensors")
+    found = load_file(tmp_path / "x.safetensors")
     assert found["model/0.weight"].shape == (64, 16)
 
 
