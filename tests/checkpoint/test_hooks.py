@@ -14,6 +14,7 @@ from sublet.checkpoint import Checkpointer, Position, Refused, loader
 from sublet.checkpoint.hooks import autockpt, megatron
 from sublet.checkpoint.hooks.deepspeed import SubletCheckpointEngine
 from sublet.checkpoint.store import listed
+from tests.checkpoint.programs import ranks
 from tests.checkpoint.small import print_of, small
 
 
@@ -168,20 +169,31 @@ def test_megatron_and_autockpt_names(tmp_path: Path) -> None:
 
 
 def test_a_deepspeed_engine_keeps_all_files_of_a_tag_or_none(tmp_path: Path) -> None:
-    run = small(64)
-    with Checkpointer(tmp_path) as ckpt:
+    run, place = small(64), tmp_path / "ds"
+    with Checkpointer(tmp_path / "ours") as ckpt:
         engine = SubletCheckpointEngine(ckpt)
-        engine.create("global_step5")
-        engine.save({"module": run.model.state_dict(), "args": argparse.Namespace(lr=0.1)}, "/x/global_step5/mp_00.pt")
-        engine.save({"optimizer_state_dict": run.optimizer.state_dict()}, "/x/global_step5/zero_00.pt")
-        assert engine.commit("global_step5")
-        engine.create("global_step6")
-        engine.save({"module": run.model.state_dict()}, "/x/global_step6/mp_00.pt")
+        for step in (5, 6):
+            engine.create(f"global_step{step}")
+            engine.makedirs(str(place / f"global_step{step}"), exist_ok=True)
+            run.train()
+            args = argparse.Namespace(lr=step)
+            engine.save(
+                {"module": run.model.state_dict(), "args": args}, str(place / f"global_step{step}" / "mp_00.pt")
+            )
+            engine.save({"optimizer": run.optimizer.state_dict()}, str(place / f"global_step{step}" / "zero_00.pt"))
+            if step == 5:
+                before = print_of(run.model.state_dict())
+                assert engine.commit("global_step5")
         engine.cleanup()
-    with Checkpointer(tmp_path) as ckpt:
+    with Checkpointer(tmp_path / "ours") as ckpt:
         engine = SubletCheckpointEngine(ckpt)
-        found = engine.load("/x/global_step5/mp_00.pt", map_location="cpu")
-        assert found["args"] == {"lr": 0.1} and print_of(found["module"]) == print_of(run.model.state_dict())
-        with pytest.raises(Refused, match="not in the checkpoint"):
-            engine.load("/x/global_step5/mp_01.pt")
-    assert [commit.step for commit in listed(tmp_path)[0]] == [5]
+        found = engine.load(str(place / "global_step5" / "mp_00.pt"), map_location="cpu")
+        assert found["args"] == {"lr": 5} and print_of(found["module"]) == before
+        with pytest.raises(Refused, match="not written by this engine"):
+            engine.load(str(place / "global_step6" / "mp_00.pt"))
+    assert [commit.step for commit in listed(tmp_path / "ours")[0]] == [5]
+
+
+def test_a_deepspeed_file_of_one_rank_is_read_by_all(tmp_path: Path) -> None:
+    found = ranks.together(ranks.deepspeed_files, 2, tmp_path)
+    assert found == [["model of 0", "part of 0"], ["model of 0", "part of 1"]]

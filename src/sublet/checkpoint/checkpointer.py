@@ -195,6 +195,11 @@ class Checkpointer:
         return self._stop
 
     @property
+    def rank(self) -> int:
+        """Of this process among those that save together."""
+        return self._gang.rank
+
+    @property
     def notice(self) -> Notice | None:
         """The notice that stands now."""
         self._hear()

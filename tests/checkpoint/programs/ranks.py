@@ -201,3 +201,23 @@ def differing(rank: int, world: int, directory: Path) -> str:
         except Refused as error:
             return str(error)
     return ""
+
+
+def deepspeed_files(rank: int, world: int, directory: Path) -> list[str]:
+    """As DeepSpeed does it: rank 0 writes the model's file, each rank its part of the optimizer; all read the model."""
+    from sublet.checkpoint.hooks.deepspeed import SubletCheckpointEngine
+
+    model, part = (str(directory / "ds" / "global_step1" / name) for name in ("mp_00.pt", f"zero_{rank}.pt"))
+    with Checkpointer(directory / "ckpt") as ckpt:
+        engine = SubletCheckpointEngine(ckpt)
+        engine.create("global_step1")
+        if rank == 0:
+            engine.save({"what": f"model of {rank}", "x": torch.full((5,), 7.0)}, model)
+        engine.save({"what": f"part of {rank}", "x": torch.full((3,), float(rank))}, part)
+        assert engine.commit("global_step1")
+    dist.barrier()
+    with Checkpointer(directory / "ckpt") as ckpt:
+        engine = SubletCheckpointEngine(ckpt)
+        found = [engine.load(path) for path in (model, part)]
+    assert [float(each["x"][0]) for each in found] == [7.0, float(rank)]
+    return [each["what"] for each in found]
