@@ -3,8 +3,8 @@
     DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed     # builds against the torch that is there
     python benchmarks/checkpoint_deepspeed.py [--ranks 2] [--stages 0,1,2]
 
-For each ZeRO stage: train 3 steps, save, train 3 more; then a new engine loads and trains the same 3. Exit code 1 if one
-parameter differs by one bit. DeepSpeed is no dependency of anything here.
+For each ZeRO stage: train 3 steps, save, train 3 more; then a new engine loads and trains the same 3. Exit code 1 if
+one parameter differs by one bit. DeepSpeed is no dependency of anything here.
 """
 
 import argparse

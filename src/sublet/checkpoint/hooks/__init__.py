@@ -6,5 +6,5 @@ sublet.checkpoint.hooks.accelerate     the state of an Accelerator              
 sublet.checkpoint.hooks.dcp            a storage writer and reader               likewise
 sublet.checkpoint.hooks.megatron       save_checkpoint and load_checkpoint       on modules of the same shape
 sublet.checkpoint.hooks.autockpt       the names of EasyCkpt and AutoCkpt        likewise
-sublet.checkpoint.hooks.deepspeed      a checkpoint engine                       likewise; in DeepSpeed itself by a script
+sublet.checkpoint.hooks.deepspeed      a checkpoint engine                       likewise; in DeepSpeed by a script
 """
