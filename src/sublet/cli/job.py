@@ -329,16 +329,26 @@ def _why(answer: dict[str, Any]) -> str:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option("--attempt", type=int, help="Only this one; otherwise all, one after the other.")
 @click.option("--instance", type=int, default=0, show_default=True, help="Of which instance.")
+@click.option("--search", metavar="TEXT", help="Only the lines that contain this.")
 @click.pass_context
-def logs(context: click.Context, job: str, follow: bool, attempt: int | None, instance: int) -> None:
+def logs(
+    context: click.Context, job: str, follow: bool, attempt: int | None, instance: int, search: str | None
+) -> None:
     """What a job printed."""
-    if not _copy_log(client(context), job, attempt, instance, follow):
-        click.echo(f"It has printed nothing yet. Why: sublet why {job}", err=True)
+    server = client(context)
+    if _copy_log(server, job, attempt, instance, follow, search):
+        return
+    is_over = server.get(f"{API}/jobs/{segment(job)}")["job"]["state"] in ("succeeded", "failed", "stopped")
+    what = "line with that" if search else "output"
+    said = f"It ended without any {what}." if is_over else f"There is no {what} yet."
+    click.echo(f"{said} Why: sublet why {job}", err=True)
 
 
-def _copy_log(server: Client, job: str, attempt: int | None, instance: int, follow: bool) -> int:
+def _copy_log(
+    server: Client, job: str, attempt: int | None, instance: int, follow: bool, search: str | None = None
+) -> int:
     """Bytes copied."""
-    query = {"attempt": attempt, "instance": instance, "follow": "true" if follow else None}
+    query = {"attempt": attempt, "instance": instance, "follow": "true" if follow else None, "search": search}
     out, copied = sys.stdout.buffer, 0
     with server.stream(f"{API}/jobs/{segment(job)}/logs", query) as chunks:
         for chunk in chunks:

@@ -488,7 +488,7 @@ def end(state: State, job: JobBook, verdict: restarts.Verdict) -> None:
     """Final: the job leaves the books."""
     assert verdict.end is not None
     delist(state, job)
-    job.final, job.ended_ms = verdict.end, state.now_ms
+    job.final, job.ended_ms, job.end_why = verdict.end, state.now_ms, verdict.why
     job.notices, job.leaving, job.reasons = (), (), ()
     state.jobs.pop(job.id, None)
     state.fresh.pop(job.id, None)

@@ -38,6 +38,7 @@ def record_of(job: JobBook) -> JobRecord:
         retry_ms=job.retry_ms,
         reasons=job.reasons,
         history=job.history,
+        end_why=job.end_why,
         restarts=job.restarts,
         ended_ms=job.ended_ms,
         core=_extra(job),

@@ -240,7 +240,7 @@ class JobBook:
 
     __slots__ = (
         "attempt", "began", "begun_ms", "broken", "checkpoint_ms", "checkpoint_step", "claim", "cls", "eligible_ms",
-        "ended_ms", "errors", "failures", "failures_since", "fault", "faults", "final", "gpus", "granted_ms",
+        "end_why", "ended_ms", "errors", "failures", "failures_since", "fault", "faults", "final", "gpus", "granted_ms",
         "history", "id", "key", "kind", "leaving", "lenders", "live", "lost_gpu_ms", "nodes", "notices", "outcomes",
         "preemptions", "quota", "ran_ms", "rank", "reasons", "request", "restarts", "retry_ms", "runs", "spec",
         "steady_at", "stop_asked", "stopping_ms", "streak", "submitted_ms", "troubles", "was_claimed", "was_withdrawn",
@@ -254,6 +254,7 @@ class JobBook:
         self.attempt = 0
         self.final: JobState | None = None
         self.ended_ms: int | None = None
+        self.end_why = ""
         self.reasons: tuple[Reason, ...] = ()
         self.claim: Claim | None = None
         self.cls: JobClass | None = None

@@ -191,4 +191,5 @@ class JobRecord:
     history: tuple[AttemptEnd, ...] = ()
     restarts: tuple[Restart, ...] = ()  # the newest
     ended_ms: int | None = None
+    end_why: str = ""  # why it was not started again
     core: str = ""  # what else the core must remember, JSON text; nobody else reads it

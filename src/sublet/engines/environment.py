@@ -1,23 +1,43 @@
 """What every instance finds in its environment, and the command line of its program. Rule: all in one place."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sublet.domain.effects import StartGang
 from sublet.domain.ids import InstanceRef
 from sublet.domain.jobs import Program
+from sublet.supervisor.mpi import SECRET
+
+DLC_PORT = 23456  # PAI's rendezvous port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the instances of an attempt find each other, and what only they know."""
+
+    port: int
+    secret: str
 
 
 def program_argv(program: Program) -> list[str]:
     """One element is a line for the shell; several are the words of a command."""
     words = list(program.command)
+    if program.launcher == "mpi":
+        return [sys.executable, "-I", "-m", "sublet.supervisor", "--mpi", *words]
     command = ["/bin/sh", "-c", words[0]] if len(words) == 1 else words
     return ["torchrun", *words] if program.launcher == "torchrun" and len(words) > 1 else command
 
 
 def environment_of(
-    effect: StartGang, ref: InstanceRef, directory: str, devices: Sequence[int], port: int, addresses: Sequence[str]
+    effect: StartGang,
+    ref: InstanceRef,
+    directory: str,
+    devices: Sequence[int],
+    meeting: Meeting,
+    addresses: Sequence[str],
 ) -> dict[str, str]:
     """The user's own variables first, ours over them."""
     request, lease = effect.request, effect.lease
@@ -38,12 +58,13 @@ def environment_of(
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),
         "PYTHONUNBUFFERED": "1",
     }
-    gang = {"MASTER_ADDR": addresses[0], "MASTER_PORT": str(port)}
+    gang = {"MASTER_ADDR": addresses[0], "MASTER_PORT": str(meeting.port)}
     return {
         **request.program.environment,
         **ours,
         **gang,
         **_launcher(request.program, position, effect, devices, gang),
+        **({SECRET: meeting.secret} if request.program.launcher == "mpi" else {}),
     }
 
 
@@ -63,17 +84,19 @@ def settings_of(program: Program) -> dict[str, Any]:
 def _launcher(
     program: Program, position: int, effect: StartGang, devices: Sequence[int], gang: Mapping[str, str]
 ) -> dict[str, str]:
-    settings = settings_of(program)
-    nodes = str(len(effect.lease.nodes))
+    nodes, processes = str(len(effect.lease.nodes)), str(max(1, len(devices)))
+    found: dict[str, str] = {}
+    if settings_of(program).get("compat") == "dlc":
+        found = {"WORLD_SIZE": nodes, "RANK": str(position), "NPROC_PER_NODE": processes}
+    elif program.launcher == "none":
+        found = {"WORLD_SIZE": nodes, "RANK": str(position), "LOCAL_RANK": "0"}
     if program.launcher == "torchrun":
-        return {
+        found |= {
             "PET_NNODES": nodes,
-            "PET_NPROC_PER_NODE": str(max(1, len(devices))),
+            "PET_NPROC_PER_NODE": processes,
             "PET_NODE_RANK": str(position),
             "PET_MASTER_ADDR": gang["MASTER_ADDR"],
             "PET_MASTER_PORT": gang["MASTER_PORT"],
             "PET_MAX_RESTARTS": "0",  # one restart authority: ours
         }
-    if settings.get("compat") == "dlc":
-        return {"WORLD_SIZE": nodes, "RANK": str(position), "NPROC_PER_NODE": str(max(1, len(devices)))}
-    return {"WORLD_SIZE": nodes, "RANK": str(position), "LOCAL_RANK": "0"}
+    return found

@@ -7,6 +7,7 @@ ended, and tells each end until it is acknowledged.
 import contextlib
 import fcntl
 import os
+import secrets
 import select
 import shutil
 import socket
@@ -23,7 +24,7 @@ from sublet.domain.errors import Unavailable
 from sublet.domain.events import CheckpointSaved, Diagnosed, Event, InstanceBegan, InstanceEnded, NodeJoined
 from sublet.domain.ids import InstanceRef
 from sublet.domain.nodes import Node
-from sublet.engines.environment import environment_of, program_argv, settings_of
+from sublet.engines.environment import DLC_PORT, Meeting, environment_of, program_argv, settings_of
 from sublet.engines.gangs import Gang, gang_of, look
 from sublet.ports import Inbox
 from sublet.supervisor import files, logs, processes, report
@@ -163,7 +164,7 @@ class LocalEngine:
 
     def _start(self, effect: StartGang) -> None:
         with self._lock:
-            port = self._port(effect)
+            meeting = self._meeting(effect)
             for position, instance in enumerate(effect.instances):
                 ref = InstanceRef(job=effect.job, attempt=effect.attempt, instance=instance)
                 directory = self._directory(ref)
@@ -171,7 +172,7 @@ class LocalEngine:
                     continue
                 if not files.exists(str(directory), files.START):
                     place = instance if len(effect.lease.nodes) > len(effect.instances) else position
-                    self._prepare(effect, ref, place, port)
+                    self._prepare(effect, ref, place, meeting)
                 self._watch(directory)
 
     def _restart(self, effect: RestartInstance) -> None:
@@ -215,7 +216,7 @@ class LocalEngine:
     def _memory_group(self, cgroup: str, name: str, most: int) -> str:
         return processes.limit_memory(cgroup, name, most) if most else ""
 
-    def _prepare(self, effect: StartGang, ref: InstanceRef, position: int, port: int) -> None:
+    def _prepare(self, effect: StartGang, ref: InstanceRef, position: int, meeting: Meeting) -> None:
         """From here on the instance exists, whatever ends this process."""
         directory = self._directory(ref)
         directory.mkdir(parents=True, exist_ok=True)
@@ -226,7 +227,7 @@ class LocalEngine:
         mark = f"{ref}@{own}"
         name = f"{ref.job}-{ref.attempt}-{ref.instance}-{own}"
         cgroup = processes.make_cgroup(name)
-        environment = environment_of(effect, ref, str(directory), devices, port, self._addresses(effect))
+        environment = environment_of(effect, ref, str(directory), devices, meeting, self._addresses(effect))
         environment[processes.MARK] = mark
         start = {
             "job": ref.job,
@@ -248,7 +249,8 @@ class LocalEngine:
             "log": str(directory / files.LOG),
             "keep_log_bytes": self.keep_log_bytes,
             "settings": self._settings(effect),
-            "port": port,
+            "port": meeting.port,
+            "secret": meeting.secret,
             "kill_after_ms": self.kill_after_ms,
         }
         if not effect.request.program.checkpoint_dir:
@@ -262,16 +264,15 @@ class LocalEngine:
         wishes = settings_of(effect.request.program)
         return {**wishes, "verdicts": [*wishes.get("verdicts", ()), *self.verdicts]}
 
-    def _port(self, effect: StartGang) -> int:
-        """The rendezvous port of the attempt: as before when it was chosen before, else a free one."""
+    def _meeting(self, effect: StartGang) -> Meeting:
+        """As before when it was chosen before, else a free port: the one that PAI's clients expect, if they do."""
         for instance in effect.instances:
             ref = InstanceRef(job=effect.job, attempt=effect.attempt, instance=instance)
             known = files.read(str(self._directory(ref)), files.START)
             if known is not None:
-                return int(known["port"])
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
+                return Meeting(port=int(known["port"]), secret=known["secret"])
+        wanted = DLC_PORT if settings_of(effect.request.program).get("compat") == "dlc" else 0
+        return Meeting(port=_free_port(wanted), secret=secrets.token_hex(16))
 
     def _free_devices(self, node: str, count: int) -> list[int]:
         total = next((one.gpu for one in self.nodes if one.name == node), 0)
@@ -461,6 +462,18 @@ class LocalEngine:
         refs = [InstanceRef(job=effect.job, attempt=effect.attempt, instance=one) for one in effect.instances]
         with self._lock:
             return [str(self._watched[ref].directory) for ref in refs if ref in self._watched]
+
+
+def _free_port(wanted: int) -> int:
+    """The wanted one where nobody listens there, else any."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise AssertionError("no port is free")
 
 
 def _names(ref: InstanceRef) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sublet.service.views import attempt_views
 from sublet.supervisor import logs as supervisor_logs
 
 PIECE_BYTES = 64 * 1024
+SEPARATOR = b"--- attempt "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,4 +82,4 @@ def _separator(desk: Desk, record: JobRecord, place: Place) -> bytes:
     if record.attempt < 2 or shown is None:
         return b""
     kind = {"in_quota": "In Quota", "not_in_quota": "Not in Quota"}[shown.idle_resources]
-    return f"--- attempt {place.attempt} · {kind} · {shown.granted} ---\n".encode()
+    return SEPARATOR + f"{place.attempt} · {kind} · {shown.granted} ---\n".encode()

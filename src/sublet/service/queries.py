@@ -118,7 +118,8 @@ def note(desk: Desk, record: JobRecord) -> str:
         return f"has {left} left" + (f", for {named(first.claimant, desk.feed.job)}" if first.claimant else "")
     if state in ("succeeded", "failed", "stopped"):
         end = record.history[-1] if record.history else None
-        said = [f"exit code {end.exit_code}" if end and end.exit_code is not None else "", end.evidence if end else ""]
+        said = [record.end_why, f"exit code {end.exit_code}" if end and end.exit_code is not None else ""]
+        said += [end.evidence] if end and end.evidence not in record.end_why else []
         return " · ".join(dict.fromkeys(part for part in said if part))
     step = "" if record.checkpoint_step is None else f"step {record.checkpoint_step:,}"
     saved_ms = record.checkpoint_ms

@@ -1,6 +1,7 @@
 """`python -m sublet.supervisor DIRECTORY`: watch over the instance of this directory until all of it is gone.
 
 `python -m sublet.supervisor --stacks DIRECTORY`: write down where its processes stand.
+`python -m sublet.supervisor --mpi COMMAND`: the program of an instance under `launcher: mpi`, see mpi.py.
 """
 
 import sys
@@ -9,6 +10,10 @@ if sys.argv[1] == "--stacks":
     from sublet.supervisor.stacks import collect
 
     collect(sys.argv[2])
+elif sys.argv[1] in ("--mpi", "--mpi-agent"):
+    from sublet.supervisor import mpi
+
+    sys.exit(mpi.main(sys.argv[2:]) if sys.argv[1] == "--mpi" else mpi.agent(sys.argv[2:]))
 else:
     from sublet.supervisor.watch import watch
 

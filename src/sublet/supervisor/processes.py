@@ -46,12 +46,12 @@ SHELLS = ("sh", "dash", "bash", "ash", "ksh", "zsh")
 FILTERS = ("tee", "cat", "grep", "sed", "awk", "ts")  # behind a pipe: they end with what they read from
 
 
-def leaders_of(keeper: int) -> list[int]:
-    """Who is to be told to end: the program itself, though a shell that passes nothing on may stand before it."""
+def leaders_of(keeper: int, number: int = signal.SIGTERM) -> list[int]:
+    """Who is to get this signal: the program itself, though a shell that passes nothing on may stand before it."""
     found = child_of(keeper)
     if found is not None and _command(found) == _command(keeper):
         return []  # forked, and not yet the program: it would not hear
-    while found is not None and _name(found) in SHELLS and not _hears_sigterm(found):
+    while found is not None and _name(found) in SHELLS and not _hears(found, number):
         below = [pid for pid in _children(found) if _name(pid) not in FILTERS]
         if len(below) != 1:
             return below or [found]
@@ -75,14 +75,14 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _hears_sigterm(pid: int) -> bool:
+def _hears(pid: int, number: int) -> bool:
     """It catches or ignores the signal."""
     try:
         with open(f"/proc/{pid}/status") as file:
             masks = dict(line.rstrip().split(":\t", 1) for line in file if line.startswith(("SigCgt", "SigIgn")))
     except OSError:  # gone
         return False
-    bit = 1 << (signal.SIGTERM - 1)
+    bit = 1 << (number - 1)
     return any(int(mask, 16) & bit for mask in masks.values())
 
 

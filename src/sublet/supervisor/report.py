@@ -73,11 +73,13 @@ def _rank(path: str) -> Rank | None:
     return None
 
 
-def says_finished(directory: str) -> bool:
-    """It said so, or its last step was the last there is."""
+def is_finished(directory: str, exit_code: int | None, *, was_noticed: bool) -> bool:
+    """It said so, or left with 0: after a notice that alone may mean that it made room, unless its last step was the
+    last there is. Whatever its steps, one that was killed may not have written what it was for."""
+    if any(line.get("finished") is True for line in lines(directory)[0]):
+        return True
     told = ranks(directory)
-    is_through = bool(told) and all(rank.is_through for rank in told)
-    return is_through or any(line.get("finished") is True for line in lines(directory)[0])
+    return exit_code == 0 and (not was_noticed or (bool(told) and all(rank.is_through for rank in told)))
 
 
 def phase_of(directory: str) -> str:

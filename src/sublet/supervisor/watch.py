@@ -69,7 +69,7 @@ class _Watch:
         code = child.exit_code(self._directory, keeper)
         if code is None and self._orders.is_told_to_go:
             code = KILLED  # the keeper was killed with the program
-        finished = report.says_finished(self._directory) or (code == 0 and not self._was_noticed)
+        finished = report.is_finished(self._directory, code, was_noticed=self._was_noticed)
         return self._end(code, finished=finished, verdict=None if finished else self._verdict(code))
 
     def _wait_to_start(self) -> None:
@@ -121,14 +121,15 @@ class _Watch:
         wish = self._settings["settings"].get("notice_signal", "none")
         if wish == "none":
             return True
-        leaders = processes.leaders_of(keeper.pid)
+        number = getattr(signal, wish)
+        leaders = processes.leaders_of(keeper.pid, number)
         if not leaders:
             return False
         to_all = self._settings["settings"].get("notice_to") == "all"
         everybody = processes.members(keeper.pid, self._mark, self._settings["cgroup"]) if to_all else leaders
         for pid in everybody:
             if pid != keeper.pid:
-                processes.send(pid, getattr(signal, wish))
+                processes.send(pid, number)
         return True
 
     def _bury(self, keeper: Keeper) -> None:

@@ -84,7 +84,7 @@ def test_a_waiting_job_says_why_at_once(run: Run) -> None:
 
 def test_a_log_with_nothing_in_it_says_so(run: Run) -> None:
     run("submit", "--quota", "team-a", "--gpu", "1", "--", "x")
-    assert run("logs", "job_1") == (0, "", "It has printed nothing yet. Why: sublet why job_1\n")
+    assert run("logs", "job_1") == (0, "", "There is no output yet. Why: sublet why job_1\n")
 
 
 def test_lists_are_filtered_by_what_is_shown(run: Run) -> None:

@@ -44,12 +44,13 @@ def test_steps_are_timed_without_what_is_done_aside(tmp_path: Path) -> None:
     assert (tmp_path / "progress.1").exists()
     assert (rank.rank, rank.step, rank.total, rank.steps, rank.phase) == ("3", 5, 5, 4, "")
     assert 10 <= rank.step_ms <= rank.longest_ms < 300
-    assert rank.is_through and report.says_finished(str(tmp_path)) and report.phase_of(str(tmp_path)) == "exit"
+    assert rank.is_through and report.is_finished(str(tmp_path), 0, was_noticed=True)
+    assert not report.is_finished(str(tmp_path), 137, was_noticed=False) and report.phase_of(str(tmp_path)) == "exit"
 
 
 def test_a_phase_is_seen_while_it_lasts(tmp_path: Path) -> None:
     run(tmp_path, "import os\nfrom job import phase, progress\nprogress(1)\nphase('save').__enter__()\nos._exit(0)")
-    assert report.phase_of(str(tmp_path)) == "save" and not report.says_finished(str(tmp_path))
+    assert report.phase_of(str(tmp_path)) == "save" and not report.is_finished(str(tmp_path), 0, was_noticed=True)
 
 
 def test_waiting_for_others_is_no_work_of_ones_own(tmp_path: Path) -> None:

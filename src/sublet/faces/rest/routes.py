@@ -163,11 +163,15 @@ def stop_job(desk: At, user: User, job: str) -> JobView:
 
 @router.get("/jobs/{job}/logs", response_class=StreamingResponse)
 def job_logs(
-    desk: At, job: str, attempt: int | None = None, instance: int = 0, follow: bool = False
+    desk: At, job: str, attempt: int | None = None, instance: int = 0, follow: bool = False, search: str = ""
 ) -> StreamingResponse:
-    """What an instance printed, of all attempts or of one; with `follow` until the job has ended."""
-    place = logs.begin(desk, job, attempt, instance)
-    return StreamingResponse(streams.log_text(desk, place, follow), media_type="text/plain; charset=utf-8")
+    """What an instance printed, of all attempts or of one; with `follow` until the job has ended.
+
+    `search`: only the lines that contain this text.
+    """
+    pieces = streams.log_text(desk, logs.begin(desk, job, attempt, instance), follow)
+    shown = streams.lines_with(search, pieces) if search else pieces
+    return StreamingResponse(shown, media_type="text/plain; charset=utf-8")
 
 
 @router.get("/quotas")

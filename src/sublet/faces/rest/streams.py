@@ -16,6 +16,7 @@ from sublet.service.desk import Desk
 LOOK_S = 0.2  # how often a log file is looked at
 ALIVE_S = 15  # a comment at least this often, so that a dead line shows
 BATCH = 500
+LONGEST_LINE = 1 << 20
 
 
 async def log_text(desk: Desk, place: logs.Place | None, follow: bool) -> AsyncIterator[bytes]:
@@ -29,6 +30,20 @@ async def log_text(desk: Desk, place: logs.Place | None, follow: bool) -> AsyncI
                 return
             await asyncio.sleep(LOOK_S)
         place = behind
+
+
+async def lines_with(text: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Of these pieces the whole lines that contain the text, and the lines between two attempts."""
+    needle, rest = text.encode(), b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        found = [line for line in lines if needle in line or line.startswith(logs.SEPARATOR)]
+        if found:
+            yield b"\n".join(found) + b"\n"
+    if rest and needle in rest:
+        yield rest + b"\n"
 
 
 async def event_stream(desk: Desk, after: int, job: str) -> AsyncIterator[bytes]:
