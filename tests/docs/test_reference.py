@@ -18,7 +18,7 @@ from sublet.domain.jobs import JobRequest, JobState, Outcome, Program
 from sublet.domain.leases import Lease, LeaseKind
 from sublet.domain.reasons import ReasonCode
 from sublet.domain.rules import Rules
-from sublet.engines.environment import environment_of
+from sublet.engines.environment import Meeting, environment_of
 from sublet.service import clusterfile, story
 from sublet.supervisor.processes import MARK
 
@@ -95,14 +95,15 @@ def test_every_state_and_outcome_is_documented() -> None:
 
 
 def test_every_variable_of_a_program_is_documented() -> None:
+    meeting = Meeting(port=1, secret="s")
     known = {MARK}  # set beside the others, by the supervisor
-    for launcher, settings in (("none", ""), ("torchrun", ""), ("none", '{"compat": "dlc"}')):
+    for launcher, settings in (("none", ""), ("torchrun", ""), ("mpi", ""), ("none", '{"compat": "dlc"}')):
         program = Program(command=("x", "y"), launcher=launcher, settings=settings)
         request = JobRequest(id="job_a", quota="q", sizes=(1,), program=program)
         lease = Lease(kind=LeaseKind.IDLE, spec="s", nodes=("n",), gpus=(1,), granted_ms=0, lenders={})
         effect = StartGang(job="job_a", attempt=1, lease=lease, instances=(0,), request=request)
         ref = InstanceRef(job="job_a", attempt=1, instance=0)
-        known |= set(environment_of(effect, ref, "/d/job_a/1/0", [0], 1, ["127.0.0.1"]))
+        known |= set(environment_of(effect, ref, "/d/job_a/1/0", [0], meeting, ["127.0.0.1"]))
     same(first_cells("reference/program.md", "In its environment"), known)
 
 

@@ -144,7 +144,7 @@ def _run(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         child = subprocess.Popen(argv, env=environment)
     except OSError as problem:
-        print(f"sublet: {argv[0]} cannot be started: {problem}", flush=True)
+        sys.stderr.write(f"sublet: {argv[0]} cannot be started: {problem}\n")
         return 127
     signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
     code = child.wait()
@@ -181,7 +181,7 @@ def _follow() -> int:
             return int(message["end"])
         daemons.append(subprocess.Popen(["/bin/sh", "-c", message["run"]]))
         threading.Thread(target=_tell_end, args=(daemons[-1], line), daemon=True).start()
-    print("sublet: instance 0 is gone", flush=True)
+    sys.stderr.write("sublet: instance 0 is gone\n")
     return NO_ANSWER
 
 
