@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sublet.checkpoint import Checkpointer, Unavailable
+from sublet.checkpoint import Checkpointer, Unavailable, checkpointer, copying
+from sublet.checkpoint.client import Link
+from sublet.checkpoint.slots import Slot
 from sublet.checkpoint.store import Lock, listed
 from tests.checkpoint.conftest import PROGRAMS, Run, end_agent, is_agent, until
 from tests.checkpoint.small import crash, print_of, saved, small
@@ -175,3 +178,91 @@ def test_one_slot_is_enough_and_is_written_over_only_when_it_is_on_disk(tmp_path
         loaded = ckpt.load(again.state)
         assert loaded is not None and (loaded.step, loaded.tier) == (3, "memory")
     assert print_of(again.state) == before
+
+
+def test_a_copy_that_is_being_made_is_on_its_way_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer goes on, stands still for a while, and goes on again: each time the bits are right."""
+    real, seen = checkpointer.tell_copied, [0]
+    monkeypatch.setattr(copying, "TELL_BYTES", 1 << 16)
+    run = small(500)
+
+    def tell(link: Link, slot: Slot, size: int, copy: dict[str, Any]) -> None:
+        real(link, slot, size, copy)
+        if size > 0.95 * copy["stream_bytes"] and copy["step"] <= 2:
+            until(lambda: list(tmp_path.glob("tmp-step-*/*.data")))
+            seen[0] += 1
+            if copy["step"] == 2:
+                until(lambda: not list(tmp_path.glob("tmp-step-*")))  # given up
+
+    monkeypatch.setattr(checkpointer, "tell_copied", tell)
+    with Checkpointer(tmp_path, every=1, keep=9, chunk_bytes=1 << 16) as ckpt:
+        prints = {}
+        for step in (1, 2, 3):
+            run.train()
+            assert ckpt.save_now(step, run.state, wait=True)
+            prints[step] = print_of(run.state)
+        assert [event.kind for event in ckpt.events if event.kind == "alarm"] == []
+    assert seen[0] >= 2
+    with Checkpointer(tmp_path, agent=False) as ckpt:
+        for step in (1, 2, 3):
+            again = small(500)
+            assert ckpt.load(again.state, step=step) is not None and print_of(again.state) == prints[step]
+
+
+def test_a_trainer_killed_in_the_middle_of_a_copy_leaves_the_copy_before(
+    start: Start, uninterrupted: dict[int, str], tmp_path: Path
+) -> None:
+    """Of this state a copy tells about ten times how far it is; the sixth save dies at one of them."""
+    options: dict[str, object] = {"every": 1, "wait_each": 1, "tell_bytes": 4096, "chunk_bytes": 4096}
+    first = start(30, env={"SUBLET_CHECKPOINT_FAULT": "copying@62=die"}, **options)
+    assert first.finish() == -signal.SIGKILL
+    died = max(first.losses)
+    second = start(30, every=1, wait_each=1)
+    assert second.finish() == 0
+    began = second.word("start")
+    assert began["start"] == died - 1 and began["tier"] == "memory"
+    assert first.losses | second.losses == uninterrupted
+    assert not list((tmp_path / "ckpt").glob("tmp-*"))
+
+
+def meets_another(ckpt: Checkpointer, agents: set[int]) -> bool:
+    return ckpt.notice is None and ckpt._link is not None and ckpt._link.agent_pid not in agents
+
+
+def test_the_next_agent_knows_which_copy_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three saves in two slots: the newest lies in the first slot. The disk takes none, and the agent dies."""
+    run = small(64)
+    monkeypatch.setenv("SUBLET_CHECKPOINT_FAULT", "data-written=errno:EIO")
+    ckpt = Checkpointer(tmp_path, every=1, slots=2)
+    for step in (1, 2, 3):
+        run.train()
+        until(lambda: ckpt.save_now(step, run.state))  # noqa: B023  the disk may be at the other slot just now
+    wanted = print_of(run.state)
+    assert ckpt._link is not None
+    agents = {ckpt._link.agent_pid}
+    for _ in range(2):
+        end_agent(ckpt._link.agent_pid)
+        until(lambda: meets_another(ckpt, agents))
+        agents.add(ckpt._link.agent_pid)
+    until(lambda: ckpt.save_now(4, run.state))  # over the older of the two
+    crash(ckpt)
+    again = small(64)
+    with Checkpointer(tmp_path, every=1) as second:
+        loaded = second.load(again.state)
+        assert loaded is not None and (loaded.step, loaded.tier) == (4, "memory")
+        assert second.load(small(64).state, step=3) is not None
+    assert print_of(again.state) == wanted
+
+
+def test_a_copy_of_ones_own_is_loaded_from_memory_before_it_is_on_disk(tmp_path: Path) -> None:
+    run = small(64)
+    with Checkpointer(tmp_path, every=1) as ckpt:
+        run.train()
+        assert ckpt.save_now(1, run.state, wait=True)
+        run.train()
+        before = print_of(run.state)
+        assert ckpt.save_now(2, run.state)
+        run.train()
+        loaded = ckpt.load(run.state)
+        assert loaded is not None and (loaded.step, loaded.tier) == (2, "memory")
+        assert print_of(run.state) == before

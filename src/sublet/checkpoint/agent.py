@@ -1,7 +1,8 @@
 """The process beside the trainer that owns the copies, writes them to disk and hears the notice.
 
 It outlives the trainer, so that the next one restores from memory. Rule: the newest complete copy is never written
-over, and nothing is called durable before it is. It ends by itself: when the trainer says goodbye, when trainer and
+over, and nothing is called durable before it is. A copy may be on its way to disk while the trainer still makes it; it
+is committed only when it is whole. It ends by itself: when the trainer says goodbye, when trainer and
 launcher are both gone, when nobody came back for a while, or when the checkpoint directory is gone; first it writes
 what is unwritten.
 
@@ -26,7 +27,7 @@ from sublet.checkpoint import wire
 from sublet.checkpoint.budget import available_bytes, slots_that_fit
 from sublet.checkpoint.errors import CheckpointError
 from sublet.checkpoint.notice import Watch, answer_by_ms, heard, safe, withdrawn
-from sublet.checkpoint.persist import Disk, apply_retention, digests_of, open_disk, persist_copy
+from sublet.checkpoint.persist import CopyEnded, Disk, apply_retention, digests_of, open_disk, persist_copy
 from sublet.checkpoint.points import reach
 from sublet.checkpoint.retention import Keep
 from sublet.checkpoint.slots import COMPLETE, FREE, GRAIN_BYTES, WRITING, Slot, close_slot, make_slot, open_slot
@@ -35,8 +36,11 @@ from sublet.checkpoint.words import Event
 TICK_S = 0.1
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 LAST_TRIES = 3  # of a write that fails, once nobody is there any more
+HOLD_SHARE = 0.8  # of the stream: before so much is copied, hashing and writing would slow the copy down
+STALL_S = 0.5  # a trainer that copies nothing for so long is not waited for
 NICE = 5
 ERROR_LOG = ".agent-error.log"
+IN_USE = "Give this run a directory of its own, or stop the other one."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,9 +104,13 @@ def tell(agent: Agent, event: Event, fds: tuple[int, ...] = (), **more: Any) -> 
 # --- what the trainer asks
 
 
-def answer(agent: Agent, message: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], tuple[int, ...]]:
+def answer(agent: Agent, message: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], tuple[int, ...]] | None:
+    """What to reply, and descriptors; None if no reply is awaited."""
     asked = message["ask"]
     with agent.change:
+        if asked == "copied":
+            go_on(agent, message)
+            return None
         if asked == "hello":
             return hello(agent, message, fds)
         if asked == "begin":
@@ -135,7 +143,8 @@ def hello(agent: Agent, message: dict[str, Any], fds: list[int]) -> tuple[dict[s
                                    message["direct"])  # fmt: skip
         except (CheckpointError, OSError) as error:
             agent.farewell = True
-            return {"error": str(error)}, ()
+            said = f"{directory} cannot be written. {error.strerror}." if isinstance(error, OSError) else str(error)
+            return {"error": said}, ()
     agent.disk.keep = Keep(**message["keep"])
     agent.disk.world = message["world"]
     agent.wanted_slots, agent.idle_s = message["slots"], message["idle_ms"] / 1000
@@ -144,7 +153,7 @@ def hello(agent: Agent, message: dict[str, Any], fds: list[int]) -> tuple[dict[s
     agent.watch.told = False
     agent.watch.path = Path(message["notice_file"]) if message["notice_file"] else None
     held = message["held"]
-    adopted = [adopt(agent, copy, fd) for copy, fd in zip(held, fds, strict=False)]
+    adopted = [described(adopt(agent, copy, fd)) for copy, fd in zip(held, fds, strict=False)]
     if message["signals"]:
         agent.selector.register(fds[len(held)], selectors.EVENT_READ, "signal")
     shown = [slot for slot in agent.slots if slot.state != WRITING][: wire.MAX_FDS]
@@ -152,17 +161,18 @@ def hello(agent: Agent, message: dict[str, Any], fds: list[int]) -> tuple[dict[s
     return reply, tuple(slot.fd for slot in shown)
 
 
-def adopt(agent: Agent, copy: dict[str, Any], fd: int) -> int:
-    """A slot of an agent that died, handed over by the trainer that had it mapped. Its new number."""
+def adopt(agent: Agent, copy: dict[str, Any], fd: int) -> Slot:
+    """A slot of an agent that died, handed over by the trainer that had it mapped; older copies come first."""
     slot = open_slot(agent.next_slot, fd, copy["capacity"])
     slot.state, slot.copy, slot.durable = copy["state"], copy["copy"], copy["durable"]
+    slot.sequence = copy["sequence"] if slot.durable or agent.disk is None else agent.disk.sequence
     if slot.state == COMPLETE:
         agent.generation += 1
         slot.generation, slot.wanted = agent.generation, True
     agent.next_slot += 1
     agent.slots.append(slot)
     agent.change.notify_all()
-    return slot.id
+    return slot
 
 
 def described(slot: Slot) -> dict[str, Any]:
@@ -184,7 +194,19 @@ def begin(agent: Agent, message: dict[str, Any]) -> dict[str, Any]:
         return {"busy": "The disk has not yet taken the copies before."}
     slot = min(room, key=lambda each: (each.state != FREE, each.generation))
     slot.state, slot.copy, slot.durable, slot.wanted, slot.digests = WRITING, {}, False, False, None
+    slot.copied, slot.tries, slot.retry_at = 0, 0, 0.0
     return {"slot": slot.id}
+
+
+def go_on(agent: Agent, message: dict[str, Any]) -> None:
+    """The copy in a slot has grown: what is there of it may go to disk."""
+    reach("copied")
+    for slot in agent.slots:
+        if slot.id == message["slot"] and slot.state == WRITING:
+            slot.copied = message["bytes"]
+            if not slot.copy and not slot.users:
+                slot.copy, slot.wanted = message["copy"], True
+            agent.change.notify_all()
 
 
 def complete(agent: Agent, message: dict[str, Any]) -> dict[str, Any]:
@@ -193,12 +215,12 @@ def complete(agent: Agent, message: dict[str, Any]) -> dict[str, Any]:
     slot = next(each for each in agent.slots if each.id == message["slot"])
     agent.generation += 1
     slot.state, slot.copy, slot.generation = COMPLETE, message["copy"], agent.generation
-    slot.wanted, slot.durable, slot.tries, slot.retry_at = message["persist"], False, 0, 0.0
+    slot.wanted, slot.durable = message["persist"], False
     slot.sequence = agent.disk.sequence if agent.disk else 0
     slot.since_notice = agent.watch.heard_ms > 0
     gone = drop_superseded(agent)
     agent.change.notify_all()
-    return {"gone": gone}
+    return {"gone": gone, "order": described(slot)["order"]}
 
 
 def drop_superseded(agent: Agent) -> list[int]:
@@ -251,11 +273,13 @@ def show_slots(agent: Agent, size: int, trouble: str, *, last: bool) -> None:
 
 
 def due(agent: Agent) -> Slot | None:
-    """The copy to write next: the newest alone; in order of age when several ranks have agreed on each."""
+    """The copy to write next: the newest alone; in order of age when several ranks have agreed on each. If all that
+    is whole is on disk, one that is being made.
+    """
     now = time.monotonic()
     waiting = [s for s in agent.slots if s.state == COMPLETE and s.wanted and not s.durable]
     if not waiting:
-        return None
+        return next((s for s in agent.slots if s.state == WRITING and s.wanted and not s.tries), None)
     alone = int(waiting[0].copy["world"]) == 1
     slot = (max if alone else min)(waiting, key=lambda each: each.generation)
     if agent.stopping or agent.watch.heard_ms:
@@ -270,28 +294,52 @@ def write_copies(agent: Agent) -> None:
             while (slot := due(agent)) is None:
                 agent.change.wait(TICK_S)
             slot.users += 1
-        name, agent.tidying = slot.copy["name"], True
+            name, agent.tidying = slot.copy["name"], True
         try:
             outcome = write_one(agent, slot)
         finally:
             with agent.change:
                 slot.users -= 1
                 agent.change.notify_all()
-        tell(agent, outcome, name=name)
-        if outcome.kind == "durable" and agent.disk is not None and (trouble := apply_retention(agent.disk)):
+        if outcome is not None:
+            tell(agent, outcome, name=name)
+        if (
+            outcome is not None
+            and outcome.kind == "durable"
+            and agent.disk is not None
+            and (trouble := apply_retention(agent.disk))
+        ):
             tell(agent, Event(kind="alarm", step=outcome.step, message=trouble))
         agent.tidying = False
 
 
-def write_one(agent: Agent, slot: Slot) -> Event:
-    """One try. The event that tells how it ended."""
+def await_bytes(agent: Agent, slot: Slot, end: int | None) -> None:
+    """Until the trainer has copied the stream up to `end`, or everything, its index too (None).
+
+    CopyEnded if it does not go on.
+    """
+    with agent.change:
+        last, until = -1, 0.0
+        end = end if end is None else max(end, int(HOLD_SHARE * slot.copy["stream_bytes"]))
+        while slot.state != COMPLETE and (end is None or slot.copied < end):
+            if slot.copied != last:
+                last, until = slot.copied, time.monotonic() + STALL_S
+            if slot.state != WRITING or time.monotonic() >= until:
+                slot.wanted = False  # it is written when it is whole
+                raise CopyEnded
+            agent.change.wait(TICK_S)
+
+
+def write_one(agent: Agent, slot: Slot) -> Event | None:
+    """One try. The event that tells how it ended; None if the trainer did not finish the copy."""
     disk, copy = agent.disk, slot.copy
     if disk is None:
         raise AssertionError("a copy before hello")
     began = time.monotonic()
-    generation = slot.generation
     try:
-        done = persist_copy(disk, slot, lambda: must_give_up(agent, began))
+        done = persist_copy(disk, slot, lambda end: await_bytes(agent, slot, end), lambda: must_give_up(agent, began))
+    except CopyEnded:
+        return None
     except (CheckpointError, OSError) as error:
         with agent.change:
             slot.tries += 1
@@ -305,7 +353,7 @@ def write_one(agent: Agent, slot: Slot) -> Event:
         slot.digests = [chunk.xxh3_128 for chunk in done.index.chunks]
         agent.watch.write_ms = took_ms
         for other in agent.slots:  # older ones that nobody needs on disk any more
-            if other.generation < generation and int(copy["world"]) == 1:
+            if other.state == COMPLETE and other.generation < slot.generation and int(copy["world"]) == 1:
                 other.wanted = False
     facts = {"write_ms": took_ms, "bytes": done.index.stream_bytes, "fresh_bytes": done.fresh_bytes,
              "sequence": done.sequence}  # fmt: skip
@@ -372,7 +420,7 @@ def take_trainer(agent: Agent) -> None:
         connection.settimeout(1)
         with contextlib.suppress(TimeoutError, BrokenPipeError):  # hear it out, else the refusal is lost with the rest
             wire.receive(connection)
-            wire.send(connection, {"reply": {"error": f"The checkpoint directory is in use. {why}"}})
+            wire.send(connection, {"reply": {"error": f"The checkpoint directory is in use. {why} {IN_USE}"}})
         connection.close()
         return
     if agent.scrubbing is not None:
@@ -389,8 +437,12 @@ def hear_trainer(agent: Agent) -> None:
     if got is None:
         lose_trainer(agent)
         return
-    post(agent, 0)  # it waits for our reply, so it reads
-    reply, fds = answer(agent, *got)
+    if got[0]["ask"] != "copied":
+        post(agent, 0)  # it waits for our reply, so it reads
+    said = answer(agent, *got)
+    if said is None:
+        return
+    reply, fds = said
     post(agent, 0)  # a reply may speak of slots of which it has to hear first
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is read next
         wire.send(agent.trainer, {"reply": reply}, fds)

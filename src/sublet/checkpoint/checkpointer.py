@@ -30,6 +30,7 @@ from sublet.checkpoint.client import (
     Link,
     ask,
     close_link,
+    copied_last,
     copies,
     drop_slot,
     hear,
@@ -37,6 +38,7 @@ from sublet.checkpoint.client import (
     open_link,
     ready,
     revive,
+    tell_copied,
 )
 from sublet.checkpoint.copying import copy_beside, copy_now, index_bytes, room_for
 from sublet.checkpoint.disk import make_directory
@@ -45,13 +47,13 @@ from sublet.checkpoint.gang import Gang, ask_all, gather, hear_all, join_gang, l
 from sublet.checkpoint.inline import Writer, open_writer, write_inline
 from sublet.checkpoint.interval import Interval, duration_ms, parse_interval
 from sublet.checkpoint.layout import CHUNK_BYTES, PAGE_BYTES, up
-from sublet.checkpoint.load import RNG, load_newest, target_of
+from sublet.checkpoint.load import load_newest, target_of
 from sublet.checkpoint.planning import Planner, estimate, made, plan_for, targets_in
 from sublet.checkpoint.record import digest
 from sublet.checkpoint.retention import Keep
 from sublet.checkpoint.sharding import Leaf
-from sublet.checkpoint.slots import COMPLETE, FREE, WRITING, Slot
-from sublet.checkpoint.state import Flat, flatten
+from sublet.checkpoint.slots import FREE, WRITING, Slot
+from sublet.checkpoint.state import RNG, Flat, flatten
 from sublet.checkpoint.store import checkpoint_name
 from sublet.checkpoint.words import Event, Loaded, Notice
 
@@ -139,7 +141,7 @@ class Checkpointer:
         self._writer: Writer | None = None
         self._link: Link | None = None
         self._closed = False
-        make_directory(self.directory)
+        self._make_directory()
         if agent and slots and hasattr(os, "memfd_create"):
             self._open_agent(slots, notice_file or os.environ.get("SUBLET_NOTICE_FILE", ""), tuple(signals), idle)
         else:
@@ -287,6 +289,17 @@ class Checkpointer:
         elif self._writer is not None and self._writer.lock is not None:
             self._writer.lock.release()
 
+    def _make_directory(self) -> None:
+        """Unavailable on all ranks if it cannot be made on one."""
+        why = ""
+        try:
+            make_directory(self.directory)
+        except OSError as error:
+            why = f"{error.strerror}."
+        first = next((each for each in gather(self._gang, why) if each), "")
+        if first:
+            raise Unavailable(what=f"The directory {self.directory} cannot be made.", why=why or first)
+
     # --- agreement
 
     def _agree(self, step: int) -> bool:
@@ -311,7 +324,7 @@ class Checkpointer:
         began = time.perf_counter()
         if isinstance(state, FunctionType | MethodType):
             state = state()
-        flat = flatten(state)
+        flat = self._flat(state)
         self._finish_device()
         tree: dict[str, Any] = {"state": flat.tree, "rng": None}
         leaves = flat.leaves
@@ -337,6 +350,17 @@ class Checkpointer:
             self._note(Event(kind="copied", step=step, message=f"Step {step} is copied.", facts=facts))
         return done
 
+    def _flat(self, state: Any) -> Flat:
+        """The state taken apart; Refused on all ranks if it is on one."""
+        flat, refused = Flat(), None
+        try:
+            flat = flatten(state)
+        except Refused as error:
+            refused = error
+        if most(self._gang, [int(refused is not None)])[0]:
+            raise refused or Refused(what="The state cannot be kept.", why="Another rank refused its part.")
+        return flat
+
     def _save_to_slot(self, step: int, flat: Flat, mine: list[Leaf], record: bytes, metric: float | None) -> bool:
         """Into a slot of the agent; skipped if on any rank there is none."""
         plan = made(self._planner)
@@ -355,13 +379,13 @@ class Checkpointer:
             raise AssertionError("agreed to save without a slot")
         targets = targets_in(self._planner, slot.id, slot.map)
         start = up(plan.stream_bytes, PAGE_BYTES)
-        event = self._copy(slot, targets, flat, mine)
-        slot.map[start : start + len(record)] = record
         copy = {
             "name": self._next_name(step), "step": step, "run": self._run, "world": self._gang.world, "metric": metric,
             "stream_bytes": plan.stream_bytes, "chunk_bytes": plan.chunk_bytes,
             "index_bytes": len(record), "index_xxh3_128": digest(record),
         }  # fmt: skip
+        event = self._copy(slot, targets, flat, mine, copy)
+        slot.map[start : start + len(record)] = record
         if event is None:
             self._complete(slot, copy)
         else:
@@ -386,10 +410,15 @@ class Checkpointer:
                 return None, str(reply["busy"])
         return None, NO_MEMORY
 
-    def _copy(self, slot: Slot, targets: list[torch.Tensor], flat: Flat, mine: list[Leaf]) -> "torch.cuda.Event | None":
+    def _copy(
+        self, slot: Slot, targets: list[torch.Tensor], flat: Flat, mine: list[Leaf], copy: dict[str, Any]
+    ) -> "torch.cuda.Event | None":
         """Copy all leaves; an event if the copy goes on beside the next step."""
+        if self._link is None:
+            raise AssertionError("no agent")
         if not any(leaf.tensor.is_cuda for leaf in mine):
-            copy_now(targets, mine)
+            link = self._link
+            copy_now(made(self._planner), targets, mine, lambda size: tell_copied(link, slot, size, copy))
             return None
         device = self._device = self._device or gpu.open_device()
         gpu.pin(device, slot.map, slot.capacity)
@@ -403,10 +432,9 @@ class Checkpointer:
     def _complete(self, slot: Slot, copy: dict[str, Any]) -> None:
         if self._link is None:
             raise AssertionError("no agent")
-        slot.state, slot.copy = COMPLETE, copy
         self._undurable.add(copy["name"])
         try:
-            reply = ask(self._link, {"ask": "complete", "slot": slot.id, "copy": copy, "persist": True})
+            reply = copied_last(self._link, slot, copy)
         except AgentLost:
             self._revive()  # the slot is handed over as complete
             return

@@ -20,6 +20,7 @@ from typing import Any
 
 from sublet.checkpoint import wire
 from sublet.checkpoint.errors import Unavailable
+from sublet.checkpoint.points import reach
 from sublet.checkpoint.slots import COMPLETE, Slot, close_slot, fault_in, open_slot
 
 START_S = 30.0
@@ -97,22 +98,27 @@ def reach_agent(address: str) -> tuple[socket.socket, subprocess.Popen[bytes] | 
 
 def greet(link: Link) -> None:
     """Say who we are, hand over what we hold, learn what the agent holds."""
-    held = list(link.slots.values())
-    copies = [{"capacity": s.capacity, "state": s.state, "copy": s.copy, "durable": s.durable} for s in held]
+    held = sorted(link.slots.values(), key=lambda slot: slot.generation)  # it takes the last copy for the newest
+    copies = [
+        {"capacity": s.capacity, "state": s.state, "copy": s.copy, "durable": s.durable,
+         "sequence": link.orders.get(s.id, [0])[0]}
+        for s in held
+    ]  # fmt: skip
     fds = [slot.fd for slot in held] + ([link.signal_fd] if link.signal_fd >= 0 else [])
     message = {**link.greeting, "ask": "hello", "held": copies, "signals": link.signal_fd >= 0}
     reply, received = converse(link, message, tuple(fds))
     if "error" in reply:
         link.connection.close()
-        raise Unavailable(what=reply["error"], hint="Give this run a directory of its own, or stop the other one.")
+        raise Unavailable(what=reply["error"])
     link.agent_pid = reply["pid"]
     if held:  # a new agent: it numbered our slots in the order we gave
         close_fds(received)
-        for number, slot in zip(reply["adopted"], held, strict=True):
+        for shown, slot in zip(reply["adopted"], held, strict=True):
             if slot.id in link.faulting:
                 link.faulting.pop(slot.id).join()
-            slot.id = number
+            slot.id = shown["slot"]
         link.slots = {slot.id: slot for slot in held}
+        link.orders = {shown["slot"]: shown["order"] for shown in reply["adopted"]}
         return
     take_slots(link, reply["slots"], received)
 
@@ -139,6 +145,14 @@ def ask(link: Link, message: Message) -> Message:
     return reply
 
 
+def tell_copied(link: Link, slot: Slot, size: int, copy: Message) -> None:
+    """How far a copy is, so that the agent may begin to write it. A hint: lost if the agent is busy or gone."""
+    with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+        message = {"ask": "copied", "slot": slot.id, "bytes": size, "copy": copy}
+        wire.send(link.connection, message, flags=socket.MSG_DONTWAIT)
+    reach("copying")
+
+
 def hear(link: Link, wait_ms: int = 0) -> list[Message]:
     """What the agent has said since; waits up to `wait_ms` for something. AgentLost if it is gone."""
     if wait_ms and not link.heard:
@@ -162,7 +176,9 @@ def keep(link: Link, message: Message, fds: list[int]) -> None:
         close_fds(fds)
     if message.get("event") == "durable":
         for slot in link.slots.values():
-            slot.durable = slot.durable or slot.copy.get("name") == message["name"]
+            if slot.copy.get("name") == message["name"]:
+                slot.durable = True
+                link.orders[slot.id] = [message["facts"]["sequence"], 1, slot.generation]
     link.heard.append(message)
 
 
@@ -179,6 +195,7 @@ def take_slots(link: Link, shown: list[Message], fds: list[int]) -> None:
             continue
         slot = open_slot(number, fd, each["capacity"])
         slot.state, slot.copy, slot.durable = each["state"], each["copy"], each["durable"]
+        slot.generation = each["order"][2]
         link.slots[number], link.orders[number] = slot, each["order"]
         link.faulting[number] = start_faulting(slot, list(link.faulting.values()))
     for number in set(link.slots) - {each["slot"] for each in shown}:
@@ -196,6 +213,15 @@ def start_faulting(slot: Slot, before: list[threading.Thread]) -> threading.Thre
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
+
+
+def copied_last(link: Link, slot: Slot, copy: Message) -> Message:
+    """The copy in a slot is whole and is the newest: tell the agent. AgentLost if it is gone; the next one is told."""
+    slot.generation = 1 + max(each.generation for each in link.slots.values())
+    slot.state, slot.copy = COMPLETE, copy
+    reply = ask(link, {"ask": "complete", "slot": slot.id, "copy": copy, "persist": True})
+    link.orders[slot.id] = reply["order"]
+    return reply
 
 
 def drop_slot(link: Link, number: int) -> None:
@@ -226,7 +252,7 @@ def revive(link: Link) -> None:
 
 
 def copies(link: Link) -> list[Slot]:
-    """The complete copies that the agent held when we came, newest first."""
+    """The complete copies: those that the agent held when we came, and our own since. Newest first."""
     whole = [slot for slot in link.slots.values() if slot.state == COMPLETE]
     return sorted(whole, key=lambda slot: link.orders.get(slot.id, []), reverse=True)
 

@@ -6,7 +6,7 @@ memory; the next optimizer step waits for the copy on the device, not on the hos
 
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from sublet.checkpoint.layout import CHUNK_BYTES, PAGE_BYTES, Tensor, placed, te
 from sublet.checkpoint.memory import dtype_name, view_at
 from sublet.checkpoint.record import FORMAT, sealed
 from sublet.checkpoint.sharding import Leaf
+
+TELL_BYTES = 64 << 20  # so often a copy tells how far it is
 
 Layout = tuple[tuple[Any, ...], ...]
 
@@ -77,10 +79,20 @@ def windows(plan: Plan, area: mmap.mmap) -> list[torch.Tensor]:
     return [view_at(area, t.offset, dtype, t.shape) for t, dtype in zip(plan.tensors, dtypes, strict=True)]
 
 
-def copy_now(targets: Sequence[torch.Tensor], leaves: Sequence[Leaf]) -> None:
-    """Copy on the calling thread; on return the live tensors may change."""
-    for target, leaf in zip(targets, leaves, strict=True):
+def copy_now(
+    plan: Plan, targets: Sequence[torch.Tensor], leaves: Sequence[Leaf], copied: Callable[[int], None]
+) -> None:
+    """Copy on the calling thread; on return the live tensors may change. `copied` hears now and then how many bytes of
+    the stream are in place; of a small state it hears nothing.
+    """
+    told = 0
+    if plan.stream_bytes >= TELL_BYTES:
+        copied(0)
+    for place, target, leaf in zip(plan.tensors, targets, leaves, strict=True):
         target.copy_(leaf.tensor)
+        if place.offset + place.bytes - told >= TELL_BYTES:
+            told = place.offset + place.bytes
+            copied(told)
 
 
 def copy_beside(

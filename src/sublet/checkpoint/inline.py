@@ -28,8 +28,10 @@ def open_writer(
     disk, why = None, ""
     try:
         disk = open_disk(directory, gang.rank, gang.world, chunk_bytes, direct, lock=lock)
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
         why = str(error)
+    except OSError as error:
+        why = f"{error.strerror}."
     first = next((each for each in gather(gang, why) if each), "")
     if first or disk is None:
         raise Unavailable(what=f"{directory} cannot be written.", why=why or first)
@@ -89,7 +91,7 @@ def gatherer(plan: Plan, mine: Sequence[Leaf]) -> Any:
             if low < high:
                 if tensor.name not in held:
                     held.clear()
-                    held[tensor.name] = leaf.tensor.detach().cpu().contiguous()
+                    held[tensor.name] = leaf.tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
                 raw = bytes_of(held[tensor.name])
                 buffer[low - start : high - start] = raw[low - tensor.offset : high - tensor.offset]
                 filled += high - low

@@ -18,12 +18,12 @@ from sublet.checkpoint.errors import Broken, CheckpointError, Refused, Unavailab
 from sublet.checkpoint.filling import Pieces, Run, Wanted, Work, pieces_of, plan_work
 from sublet.checkpoint.gang import Gang, gather, send_from
 from sublet.checkpoint.layout import Index, Tensor, tensor_from, tensor_json
-from sublet.checkpoint.memory import arena, bytes_of, dtype_of
+from sublet.checkpoint.memory import arena, bytes_of, dtype_name, dtype_of
 from sublet.checkpoint.persist import index_in
 from sublet.checkpoint.read import Span, indexes, open_stream, read_spans
 from sublet.checkpoint.record import Commit
 from sublet.checkpoint.slots import Slot
-from sublet.checkpoint.state import Flat, decode, flatten, put_back, tensor_paths
+from sublet.checkpoint.state import RNG, Flat, decode, flatten, put_back, tensor_paths
 from sublet.checkpoint.store import in_use, listed
 from sublet.checkpoint.words import Hop, Loaded
 
@@ -262,9 +262,6 @@ def prove(opened: Opened, target: Target) -> None:
         opened.check(rank, runs) if target.given else opened.read(rank, runs)
 
 
-RNG = "sublet.rng"
-
-
 def stored_shapes(opened: Opened) -> dict[str, Tensor]:
     return {name: rows[0][1] for name, rows in opened.pieces.items() if rows}
 
@@ -280,6 +277,10 @@ def check_fit(names: dict[str, str], shapes: dict[str, Tensor], target: Target) 
                 trouble.append(f"{path} is not in it")
         elif stored.global_shape != leaf.global_shape:
             trouble.append(f"{path} is {list(stored.global_shape)} there and {list(leaf.global_shape)} here")
+        elif kind_of(dtype_of(stored.dtype)) != kind_of(leaf.tensor.dtype):
+            trouble.append(f"{path} is {stored.dtype} there and {dtype_name(leaf.tensor.dtype)} here")
+        elif overlaps(leaf.tensor):
+            trouble.append(f"{path} is expanded here, one element stands for several")
     if trouble:
         more = f" and {len(trouble) - 5} more" if len(trouble) > 5 else ""
         raise Refused(
@@ -287,6 +288,16 @@ def check_fit(names: dict[str, str], shapes: dict[str, Tensor], target: Target) 
             why=f"{', '.join(trouble[:5])}{more}.",
             hint="Build the model as it was saved, or load with strict=False.",
         )
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """Numbers of one kind may be filled into another width of it, as torch does; not reals into whole numbers."""
+    return "complex" if dtype.is_complex else "real" if dtype.is_floating_point else "whole"
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Can it not be filled, because elements share memory?"""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def init_distributed_optimizers(target: Target, tree: Any) -> None:

@@ -47,7 +47,7 @@ def arena(specs: Sequence[tuple[torch.dtype, Sequence[int]]]) -> list[torch.Tens
     offsets, total = [], 0
     for dtype, shape in specs:
         offsets.append(total)
-        size = torch.empty((), dtype=dtype).element_size()
+        size = dtype.itemsize
         for extent in shape:
             size *= extent
         total = up(total + size, 64)

@@ -12,7 +12,7 @@ from sublet.checkpoint.errors import Broken, CheckpointError
 from sublet.checkpoint.layout import PAGE_BYTES, Index, up
 from sublet.checkpoint.record import digest, parse_index, read_index
 from sublet.checkpoint.retention import Keep
-from sublet.checkpoint.slots import Slot
+from sublet.checkpoint.slots import WRITING, Slot
 from sublet.checkpoint.store import Lock, listed, retain, sweep
 from sublet.checkpoint.write import Previous, Save, abandon, await_commit, commit, write_rank
 
@@ -69,24 +69,44 @@ class Done:
     fresh_bytes: int
 
 
-def persist_copy(disk: Disk, slot: Slot, give_up: Callable[[], bool]) -> Done:
+class CopyEnded(Exception):
+    """The trainer did not finish the copy that was on its way to disk."""
+
+
+def persist_copy(disk: Disk, slot: Slot, there: Callable[[int | None], None], give_up: Callable[[], bool]) -> Done:
     """Write and commit. CheckpointError or OSError if it is not durable;
     then nothing of it is left, if the disk lets us.
+
+    `there(end)` returns when the stream is in the slot up to `end`, `there(None)` when the index is too; CopyEnded
+    comes from there.
     """
     copy = slot.copy
     save = Save(directory=disk.directory, name=copy["name"], run=copy["run"], metric=copy["metric"])
-    index = index_in(slot)
+    head = Index(rank=disk.rank, world=copy["world"], step=copy["step"], stream_bytes=copy["stream_bytes"],
+                 chunk_bytes=copy["chunk_bytes"], tree=None, tensors=())  # fmt: skip
+
+    def whole() -> Index:
+        there(None)
+        return index_in(slot)
+
     try:
         with memoryview(slot.map) as view:
-            done, fresh_bytes = write_rank(
-                save, index, lambda start, size: view[start : start + up(size, PAGE_BYTES)], disk.previous,
-                direct=disk.direct,
-            )  # fmt: skip
+
+            def source(start: int, size: int) -> memoryview:
+                there(start + size)
+                return view[start : start + up(size, PAGE_BYTES)]
+
+            done, fresh_bytes = write_rank(save, head, source, disk.previous, direct=disk.direct, whole=whole)
         if disk.rank == 0:
-            disk.sequence = commit(save, index.step, index.world, disk.sequence + 1, give_up).sequence
+            disk.sequence = commit(save, head.step, head.world, disk.sequence + 1, give_up).sequence
         else:
             await_commit(save, give_up)
             disk.sequence += 1
+    except CopyEnded:
+        if slot.state != WRITING or head.world == 1:  # else the others' parts stay: this one follows
+            with contextlib.suppress(OSError):
+                abandon(save, disk.rank)
+        raise
     except (CheckpointError, OSError):
         with contextlib.suppress(OSError):  # the disk fails; what is left is swept later
             abandon(save, disk.rank)

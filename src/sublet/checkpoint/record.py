@@ -76,9 +76,13 @@ def unseal(data: bytes, what: str) -> dict[str, Any]:
     line, _, tail = data.partition(b"\n")
     if tail.decode("ascii", "replace").split() != ["xxh3-128", digest(line + b"\n")]:
         raise Broken(what=f"The record {what} is damaged.", why="Its hash does not hold.")
-    value = json.loads(line)
-    if value.get("format") != FORMAT:
-        raise Broken(what=f"The record {what} is of format {value.get('format')}.", why=f"This version reads {FORMAT}.")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Broken(what=f"The record {what} is not JSON.", why=f"{error}.") from error
+    found = value.get("format") if isinstance(value, dict) else type(value).__name__
+    if found != FORMAT:
+        raise Broken(what=f"The record {what} is of format {found}.", why=f"This version reads {FORMAT}.")
     return dict(value)
 
 
@@ -96,6 +100,9 @@ def read_commit(directory: Path) -> Commit:
             for r in value["ranks"]
         )
         commit = Commit(ranks=ranks, **{key: value[key] for key in COMMIT_FIELDS})
+        numbers = (commit.step, commit.sequence, commit.saved_ms, commit.world, *(rank.rank for rank in ranks))
+        if any(type(number) is not int for number in numbers) or not isinstance(commit.metric, float | int | None):
+            raise TypeError("what should be a number is none")
     except (KeyError, TypeError) as error:
         raise Broken(what=f"The record {path} is not understood.", why=f"{error!r}.") from error
     if [rank.rank for rank in ranks] != list(range(commit.world)) or any(not plain_names(rank) for rank in ranks):
@@ -124,17 +131,30 @@ def parse_index(data: bytes, what: str, *, whole: bool = True) -> Index:
     """The index in a record; Broken if it is none. Not `whole`: one that has no chunks yet."""
     try:
         index = index_from(unseal(data, what))
+        trouble = contradiction(index) if whole else ""
     except (KeyError, TypeError, ValueError) as error:
         raise Broken(what=f"The index {what} is not understood.", why=f"{error!r}.") from error
-    if not whole:
-        return index
-    known = {file.name for file in index.files}
-    if (
-        any(chunk.file not in known for chunk in index.chunks)
-        or sum(c.bytes for c in index.chunks) != index.stream_bytes
-    ):
-        raise Broken(what=f"The index {what} contradicts itself.", why="Its chunks do not make up its stream.")
+    if trouble:
+        raise Broken(what=f"The index {what} contradicts itself.", why=trouble)
     return index
+
+
+def contradiction(index: Index) -> str:
+    """What in an index cannot be, or nothing. After it no reader steps outside the stream or the files."""
+    known = {file.name for file in index.files}
+    sizes = [chunk.bytes for chunk in index.chunks]
+    even = all(size == index.chunk_bytes for size in sizes[:-1]) and all(
+        0 < size <= index.chunk_bytes for size in sizes
+    )
+    if any(chunk.file not in known for chunk in index.chunks) or not even or sum(sizes) != index.stream_bytes:
+        return "Its chunks do not make up its stream."
+    for tensor in index.tensors:
+        boxes = zip(tensor.start, tensor.shape, tensor.global_shape, strict=True)
+        if any(low < 0 or size < 0 or low + size > whole for low, size, whole in boxes):
+            return f"The box of {tensor.name} is not inside its tensor."
+        if tensor.offset < 0 or tensor.offset + tensor.bytes > index.stream_bytes:
+            return f"{tensor.name} is not inside the stream."
+    return ""
 
 
 def file_entries(index: Index) -> tuple[Entry, ...]:

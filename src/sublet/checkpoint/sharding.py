@@ -70,8 +70,9 @@ def leaf_of(name: str, value: torch.Tensor | Shard, *, per_rank: bool) -> Leaf:
     value = value.detach()
     if not plain and is_distributed(value):
         return distributed_leaf(name, value)
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        kind = "meta" if value.is_meta else "quantized" if value.is_quantized else "sparse"
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
+        kinds = {"meta": value.is_meta, "quantized": value.is_quantized, "nested": value.is_nested, "sparse": True}
+        kind = next(kind for kind, holds in kinds.items() if holds)
         raise Refused(what=f"{name} cannot be kept.", why=f"It is a {kind} tensor.", hint="Keep its dense parts.")
     zeros = (0,) * value.dim()
     return Leaf(name=name, tensor=value, global_shape=tuple(value.shape), start=zeros, per_rank=per_rank,

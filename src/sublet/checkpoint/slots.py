@@ -24,6 +24,7 @@ class Slot:
     map: mmap.mmap
     capacity: int
     state: str = FREE
+    copied: int = 0  # bytes of the stream that are in place while it is being written into
     generation: int = 0  # of the copy: grows with each
     copy: dict[str, Any] = field(default_factory=dict)  # name, step, stream_bytes, index_bytes, index_xxh3_128 …
     wanted: bool = False  # to be on disk

@@ -18,6 +18,8 @@ from sublet.checkpoint.errors import Broken, Refused
 from sublet.checkpoint.sharding import Leaf, PerRank, Shard, leaf_of
 
 Node = Any
+RNG = "sublet.rng"  # the path below which a checkpoint keeps random states
+MAX_DEPTH = 100
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,9 +43,11 @@ def flatten(state: Any, prefix: str = "") -> Flat:
 
 
 def below(path: str, key: object) -> str:
-    """The path of an entry; a slash in its key is written ~1, a tilde ~0."""
+    """The path of an entry: a slash in its key is written ~1, a tilde ~0, an empty key ~2."""
     name = str(key)
-    if "/" in name or "~" in name:
+    if not name:
+        name = "~2"
+    elif "/" in name or "~" in name:
         name = name.replace("~", "~0").replace("/", "~1")
     return f"{path}/{name}" if path else name
 
@@ -67,7 +71,12 @@ def encode(flat: Flat, value: Any, path: str, *, per_rank: bool) -> Node:
         flat.objects.append((path, value))
         note_frozen(flat, value, path)
         return encode(flat, value.state_dict(), path, per_rank=per_rank)
+    if path.count("/") > MAX_DEPTH:
+        raise Refused(
+            what="The state cannot be kept.", why=f"It is more than {MAX_DEPTH} levels deep, or holds itself."
+        )
     if isinstance(value, Mapping):
+        check_keys(value, path)
         rows = [[key_node(key, path), encode(flat, each, below(path, key), per_rank=per_rank)]
                 for key, each in value.items()]  # fmt: skip
         return {"kind": "dict", "items": rows}
@@ -95,6 +104,15 @@ def key_node(key: Any, path: str) -> Node:
             what=f"The key {key!r} in {path or 'the state'} cannot be kept.", why="Keys are strings or integers."
         )
     return key
+
+
+def check_keys(value: Mapping[Any, Any], path: str) -> None:
+    """Refused if two entries would have one path: 1 beside "1", or what is ours."""
+    names = {str(key) for key in value}
+    if len(names) < len(value):
+        raise Refused(what=f"The keys of {path or 'the state'} cannot be kept.", why="A number and a string are alike.")
+    if not path and RNG in names:
+        raise Refused(what=f"The key {RNG} cannot be kept.", why="Random states are kept under that name.")
 
 
 def has_state(value: Any) -> bool:
@@ -126,7 +144,8 @@ def add_tensor(flat: Flat, value: torch.Tensor | Shard, path: str, *, per_rank: 
     """Add a tensor; the name under which it is kept, that of its first occurrence."""
     leaf = leaf_of(path, value, per_rank=per_rank)
     tensor = leaf.tensor
-    key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.start, per_rank)
+    key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.start, per_rank,
+           tensor.is_conj(), tensor.is_neg())  # fmt: skip
     flat.paths[path] = leaf
     if tensor.numel() and key in flat.seen:
         return flat.seen[key]
@@ -172,7 +191,7 @@ def decode(node: Node, tensor: Callable[[str], torch.Tensor]) -> Any:
         return array[()] if node["scalar"] else array
     if kind == "bytes":
         return base64.b64decode(node["base64"])
-    if kind == "dtype":
+    if kind == "dtype" and isinstance(getattr(torch, str(node["value"]), None), torch.dtype):
         return getattr(torch, node["value"])
     if kind == "device":
         return torch.device(node["value"])

@@ -9,8 +9,9 @@ written anew, so that one spoilt sector does not spoil every checkpoint to come.
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -82,10 +83,12 @@ class Filling:
 
 
 def write_rank(
-    save: Save, index: Index, source: Source, previous: Previous | None, *, direct: bool = True, ahead: int = AHEAD
-) -> tuple[Index, int]:
+    save: Save, index: Index, source: Source, previous: Previous | None, *, direct: bool = True, ahead: int = AHEAD,
+    whole: Callable[[], Index] | None = None,
+) -> tuple[Index, int]:  # fmt: skip
     """Write one rank's part durably into the temporary directory. Its index with chunks, and the bytes really written.
 
+    With `whole`, `index` says only how long the stream is; the index itself is asked for when the stream is written.
     OSError on a disk that fails; the temporary directory is then of no use.
     """
     make_directory(save.temporary)
@@ -94,9 +97,12 @@ def write_rank(
     weigh_previous(filling)
     check_room(filling)
     try:
+        if filling.expected_bytes >= LINK_BYTES:  # while the copy is still made: it can take long
+            open_fresh(filling, fresh_name(filling, kept=False))
         if ahead:
             filling.pool = ThreadPoolExecutor(UNDER_WAY)
         chunks = [keep_chunk(filling, *each) for each in hashed(index, source, ahead)]
+        drop_unused(filling)
         for file in filling.open.values():
             file.finish()
     finally:
@@ -106,7 +112,7 @@ def write_rank(
             filling.pool.shutdown()
     sizes = filling.linked | {name: file.bytes for name, file in filling.open.items()}
     files = tuple(File(name=name, bytes=size, linked=name in filling.linked) for name, size in sizes.items())
-    done = replace(index, chunks=tuple(chunks), files=files)
+    done = replace(whole() if whole else index, chunks=tuple(chunks), files=files)
     sync_directory(save.temporary)
     reach("data-synced")
     write_whole(save.temporary / index_name(index.rank), seal(index_json(done)))
@@ -126,12 +132,15 @@ def hashed(index: Index, source: Source, ahead: int) -> Iterator[tuple[int, memo
             yield number, pages, size, digest(pages[:size])
         return
     with ThreadPoolExecutor(1) as pool:
-        views = [source(start, size) for start, size in bounds]
-        waiting = [pool.submit(digest, view[:size]) for view, (_, size) in zip(views[:ahead], bounds, strict=False)]
-        for number, (_, size) in enumerate(bounds):
-            if number + ahead < len(bounds):
-                waiting.append(pool.submit(digest, views[number + ahead][: bounds[number + ahead][1]]))
-            yield number, views[number], size, waiting[number].result()
+        under_way: deque[tuple[memoryview, Future[str]]] = deque()
+        for number in range(len(bounds) + ahead):
+            if number < len(bounds):
+                start, size = bounds[number]
+                pages = source(start, size)
+                under_way.append((pages, pool.submit(digest, pages[:size])))
+            if number >= ahead:
+                pages, xxh3 = under_way.popleft()
+                yield number - ahead, pages, bounds[number - ahead][1], xxh3.result()
 
 
 def weigh_previous(filling: Filling) -> None:
@@ -166,14 +175,31 @@ def keep_chunk(filling: Filling, number: int, pages: memoryview, size: int, xxh3
     if held is not None and held.bytes == size and held.age < CARRIED and linkable(filling, held):
         return replace(held, age=held.age + 1)
     kept = held is not None and held.bytes == size and filling.index.stream_bytes >= LINK_BYTES
-    name = f"r{filling.index.rank:05d}-{filling.save.name.removeprefix(PREFIX)}{'-kept' if kept else ''}.data"
+    name = fresh_name(filling, kept=kept)
     if name not in filling.open:
-        filling.open[name] = DataFile(filling.save.temporary / name, direct=filling.direct)
-        if not kept:
-            filling.open[name].reserve(filling.expected_bytes)
+        open_fresh(filling, name)
     offset = filling.open[name].append(pages, size, filling.pool)
     filling.fresh_bytes += size
     return Chunk(file=name, offset=offset, bytes=size, xxh3_128=xxh3)
+
+
+def fresh_name(filling: Filling, *, kept: bool) -> str:
+    return f"r{filling.index.rank:05d}-{filling.save.name.removeprefix(PREFIX)}{'-kept' if kept else ''}.data"
+
+
+def open_fresh(filling: Filling, name: str) -> None:
+    """A new data file, its expected room reserved."""
+    filling.open[name] = DataFile(filling.save.temporary / name, direct=filling.direct)
+    if name == fresh_name(filling, kept=False):
+        filling.open[name].reserve(filling.expected_bytes)
+
+
+def drop_unused(filling: Filling) -> None:
+    """A file that was opened in expectation, and everything was there already."""
+    for name in [name for name, file in filling.open.items() if not file.bytes]:
+        file = filling.open.pop(name)
+        file.close()
+        file.path.unlink()
 
 
 def linkable(filling: Filling, held: Chunk) -> bool:

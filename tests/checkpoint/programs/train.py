@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from sublet.checkpoint import EXIT_CODE, Checkpointer, Position, loader
+from sublet.checkpoint import EXIT_CODE, Checkpointer, Position, copying, loader
 
 DEFAULTS = {
     "every": "2", "keep": "3", "slots": "2", "agent": "1", "die_at": "0", "hang_at": "0", "pace_ms": "0",
     "signals": "", "chunk_bytes": "65536", "hold_at": "0", "hold_file": "", "workers": "0", "wait_each": "0",
-    "width": "64", "slow_copy": "0", "report": "",
+    "width": "64", "tell_bytes": "0",
 }  # fmt: skip
 
 
@@ -33,6 +33,7 @@ def build(width: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 def main(directory: str, last: int, options: dict[str, str]) -> int:
     torch.set_num_threads(1)
+    copying.TELL_BYTES = int(options["tell_bytes"]) or copying.TELL_BYTES
     model, optimizer = build(int(options["width"]))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     points = torch.randn(96, 8, generator=torch.Generator().manual_seed(5))
