@@ -29,6 +29,7 @@ COMMANDS = {  # name: (module:attribute, how its help begins)
     "events": ("sublet.cli.events:events", "What happened, as sentences."),
     "quota": ("sublet.cli.quota:quota", "Who is promised what, and where it is now."),
     "node": ("sublet.cli.node:node", "The machines."),
+    "notify": ("sublet.cli.notify:notify", "Webhooks: who is told when jobs fail, hang, or have to leave."),
     "job": ("sublet.cli.job:job", "Jobs: the same commands under one noun."),
     "demo": ("sublet.cli.demo:command", "The whole idea on this machine, with real training, in a minute or two."),
     "whatif": ("sublet.cli.whatif:command", "What a change would do: who starts, who is evicted, what is lost."),

@@ -94,6 +94,9 @@ def run(settings: Settings, pretends: bool) -> int:
         parts = _put_together(store, settings, pretends)
         ends.callback(parts.engine.close)
         ends.enter_context(life.signals())
+        ends.callback(parts.sender.book.close)
+        ends.enter_context(parts.feed.listening(parts.sender.wake))
+        ends.enter_context(life.part("webhooks", parts.sender.run, parts.sender.end))
         ends.enter_context(_turning(parts.controller, life))
         ends.enter_context(_answering(parts.app, listener, life))
         ends.enter_context(_noted(settings.data, url))
@@ -153,6 +156,8 @@ class _Life:
 class _Parts:
     controller: Any
     engine: Any
+    sender: Any
+    feed: Any
     app: Any
 
 
@@ -163,6 +168,8 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
     from sublet.domain.ids import job_id_from_bytes
     from sublet.engines.local import LocalEngine
     from sublet.faces.rest.app import Health, create_app
+    from sublet.notify.book import Book
+    from sublet.notify.sender import Sender
     from sublet.service.desk import Desk
     from sublet.service.feed import Feed
 
@@ -181,8 +188,17 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
     )
     _put_first_events(feed, controller, cluster)
     checks = {"controller": lambda: "" if controller.is_ready else "it does not turn"}
-    app = create_app(desk, Health(version=version("sublet"), checks=checks))
-    return _Parts(controller=controller, engine=engine, app=app)
+    sender = Sender(
+        book=Book(settings.data / "notify.db"),
+        entries=lambda after, limit: feed.entries(after=after, limit=limit),
+        last_sequence=lambda: feed.last_sequence,
+        look=feed.job,
+        clock=_Clock(),
+        source=f"/sublet/{socket.gethostname()}",
+        chance=secrets.token_bytes,
+    )
+    app = create_app(desk, Health(version=version("sublet"), checks=checks), sender)
+    return _Parts(controller=controller, engine=engine, sender=sender, feed=feed, app=app)
 
 
 def _whole_cluster(feed: Any, given: Cluster, pretends: bool) -> Cluster:

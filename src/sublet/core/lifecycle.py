@@ -422,7 +422,7 @@ def close(state: State, job: JobBook) -> None:
             exit_code=job.fault.exit_code,
             claimant=notice.claimant if notice else "",
             noticed_ms=notice.given_ms if notice else None,
-            lost_gpu_ms=_lost_gpu_ms(job, state.now_ms),
+            lost_gpu_ms=_lost_gpu_ms(job, outcome, state.now_ms),
             evidence=job.fault.evidence,
             verdict=job.fault.verdict,
             instance=job.fault.instance,
@@ -440,8 +440,11 @@ def close(state: State, job: JobBook) -> None:
     requeue(state, job, outcome, verdict.wait_ms)
 
 
-def _lost_gpu_ms(job: JobBook, now_ms: int) -> int:
-    """What was expected to be lost when it was told to leave; what it saved since then is not lost."""
+def _lost_gpu_ms(job: JobBook, outcome: Outcome, now_ms: int) -> int:
+    """What was expected to be lost when it was told to leave; what it saved since then is not lost. Where nobody told
+    it, all since its last checkpoint in this attempt."""
+    if outcome in (Outcome.FAILED, Outcome.NODE_LOST) and job.begun_ms is not None:
+        return (now_ms - (job.begun_ms if job.checkpoint_ms is None else job.checkpoint_ms)) * sum(job.gpus)
     if job.checkpoint_ms is None:
         return job.lost_gpu_ms
     return min(job.lost_gpu_ms, (now_ms - job.checkpoint_ms) * sum(job.gpus))

@@ -15,16 +15,18 @@ from sublet.domain.jobs import CheckpointHint, FaultTolerance, IdlePolicy, JobRe
 from sublet.service import jobkeys
 from sublet.service.aimaster import Arguments
 from sublet.service.aimaster import parse as parse_arguments
-from sublet.service.reading import Section, check_keys, read
+from sublet.service.reading import Section, Shape, check_keys, read
 from sublet.service.signs import signs
 
 MAX_INSTANCES = 10_000
 MAX_GPU = 1_024  # of one instance; no machine has more
 NO_HIGHER = 1_000_000
 BACKOFF_FIRST_MS = 10_000
+NOTIFY: Shape = {"on": None, "to": None}
+TOLD = ("failed", "notice", "preempted", "hang", "lost_progress")
 
 SHAPE = jobkeys.shape()
-NOT_YET = ("image", "secrets", "data", "notify")
+NOT_YET = ("image", "secrets", "data")
 POLICIES = {"exit-code-and-error": "exit_code_and_error_msg", "exit-code": "exit_code", "on-failure": "on_failure"}
 
 
@@ -117,7 +119,8 @@ def _default_name(source: Section, origin: Origin) -> str:
 def _required(source: Section, key: str, hint: str) -> str:
     value = source.name(key)
     if not value.strip():
-        raise source.refused(key, f"{source.key(key)} is missing.", "A job cannot do without it.", hint)
+        why = "A job cannot do without it." if not source.path else ""
+        raise source.refused(key, f"{source.key(key)} is missing.", why, hint)
     return value
 
 
@@ -240,11 +243,26 @@ def _settings(source: Section, checkpoint: Section, tolerance: Section, aimaster
         "notice_to": notice.choice("to", ["leader", "all"], "") or None,
         "verdicts": signs(tolerance) or None,
         "compat": source.choice("compat", ["dlc"], "") or None,
+        "notify": _notify(source) or None,
         "aimaster_unknown": list(aimaster.unknown) or None,
         "warnings": list(aimaster.warnings) or None,
     }
     said = {key: value for key, value in said.items() if value is not None}
     return json.dumps(said, sort_keys=True, separators=(",", ":")) if said else ""
+
+
+def _notify(source: Section) -> list[dict[str, Any]]:
+    """Webhooks that are told of this job, beside those that hear of all."""
+    found = []
+    for one in source.sections("notify"):
+        check_keys(one, NOTIFY, NOTIFY)
+        to = _required(one, "to", "Name a webhook: sublet notify ls.").removeprefix("webhook:")
+        kinds = _texts(one, "on")
+        for kind in kinds:
+            if kind not in TOLD:
+                raise one.refused("on", f"{one.key('on')} names {kind}.", f"It may name {', '.join(TOLD)}.")
+        found.append({"to": to, "on": list(kinds or TOLD)})
+    return found
 
 
 def _watch(hang: Section) -> Sequence[str]:

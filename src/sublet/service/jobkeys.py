@@ -143,6 +143,10 @@ KEYS: Mapping[str, Key] = {
     "fault_tolerance.notice.to": Key(
         may_be="`leader`, `all`", text="Who gets that signal: the first process, or all.", usual="leader"
     ),
+    "notify": Key(
+        may_be="a list of `{to: webhook, on: [failed, hang]}`",
+        text="Webhooks that are told of this job: failed, notice, preempted, hang, lost_progress; without `on` of all.",
+    ),
     "labels": Key(may_be="names and texts", text="For people and their tools; Sublet keeps them."),
 }
 FREE = ("env", "labels")  # people choose the keys below these

@@ -11,8 +11,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from sublet.faces.rest import problems, routes
+from sublet.faces.rest import problems, routes, webhooks
 from sublet.faces.rest.guard import guarded
+from sublet.notify.sender import Sender
 from sublet.service.desk import Desk
 
 
@@ -24,7 +25,7 @@ class Health:
     checks: dict[str, Callable[[], str]]
 
 
-def create_app(desk: Desk, health: Health) -> ASGIApp:
+def create_app(desk: Desk, health: Health, sender: Sender | None = None) -> ASGIApp:
     app = FastAPI(
         title="Sublet",
         version=health.version,
@@ -33,9 +34,10 @@ def create_app(desk: Desk, health: Health) -> ASGIApp:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.desk = desk
+    app.state.desk, app.state.sender = desk, sender
     problems.install(app)
     app.include_router(routes.router, prefix="/api/v1")
+    app.include_router(webhooks.router, prefix="/api/v1")
     _add_health(app, health)
     return guarded(app)
 

@@ -1,0 +1,1 @@
+"""Tells other systems what happened: webhooks, signed, retried, with a log of every delivery."""
