@@ -15,14 +15,27 @@ from sublet.domain.quotas import Quota
 from sublet.domain.rules import Rules
 from sublet.ports import Store
 from sublet.store.memory import MemoryStore
-from sublet.store.sql import open_sqlite
+from sublet.store.sql import open_postgresql, open_sqlite
+from tests.postgresql import Postgres, running
 
 FACTORIES: dict[str, Callable[[Path], Store]] = {"memory": lambda _: MemoryStore(), "sqlite": open_sqlite}
 
 
-@pytest.fixture(params=sorted(FACTORIES))
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(params=[*sorted(FACTORIES), "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened = FACTORIES[request.param](tmp_path)
+    if request.param == "postgresql":
+        server: Postgres = request.getfixturevalue("postgres")
+        leading = open_postgresql(server.create(f"t{abs(hash(request.node.name))}"))
+        assert leading.lead is not None and leading.lead.take()
+        opened: Store = leading
+    else:
+        opened = FACTORIES[request.param](tmp_path)
     yield opened
     opened.close()
 

@@ -28,6 +28,7 @@ from sublet.service.settings import DEFAULT_PORT, Cluster, Settings
 EXIT_INTERRUPTED = 130
 PRETENDED = tuple(Node(name=name, spec="demo", gpu=2, tenant="demo") for name in ("n1", "n2"))
 PROMISED = tuple(Quota(name=name, tenant="demo", nominal={"demo": 2}) for name in ("team-a", "team-b"))
+TAKE_EVERY_S = 1.0  # a server that stands by asks so often whether it may lead
 STREAMS_END_S = 1  # how long open streams may go on when the server ends
 
 
@@ -53,19 +54,25 @@ def up(data: Path | None, port: int, config: str | None) -> int:
 
 
 @click.command()
+@click.option(
+    "--database", metavar="URL", default="", envvar="SUBLET_DATABASE",
+    help="postgresql://user@host/name; else a file in --data.",
+)  # fmt: skip
 @_options
-def server(data: Path | None, port: int, config: str | None) -> int:
+def server(data: Path | None, port: int, config: str | None, database: str) -> int:
     """Run the server for the nodes and quotas that --config describes.
 
-    Without --config those that the directory remembers are meant.
+    Without --config those that it remembers are meant. Of several servers on one --database one leads; the others stand
+    by, answer what only reads, and take over when it is gone.
     """
-    return _serve(data, port, config, pretends=False)
+    return _serve(data, port, config, pretends=False, database=database)
 
 
-def _serve(data: Path | None, port: int, config: str | None, pretends: bool) -> int:
+def _serve(data: Path | None, port: int, config: str | None, pretends: bool, database: str = "") -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     cluster = _read_config(config) if config else Cluster()
-    return run(Settings(data=(data or data_directory(os.environ)).absolute(), port=port, cluster=cluster), pretends)
+    place = (data or data_directory(os.environ)).absolute()
+    return run(Settings(data=place, port=port, cluster=cluster, database=database), pretends)
 
 
 def _read_config(file: str) -> Cluster:
@@ -82,30 +89,97 @@ def run(settings: Settings, pretends: bool) -> int:
 
     Unavailable or Refused when it cannot begin, Broken when the controller ended by itself.
     """
-    from sublet.store.sql import open_sqlite
+    from sublet.store.sql import open_postgresql, open_sqlite
 
     life = _Life()
     with ExitStack() as ends:
-        store = open_sqlite(settings.data)
+        store = open_postgresql(settings.database) if settings.database else open_sqlite(settings.data)
         ends.callback(store.close)
         listener = _listen(settings.host, settings.port)
         ends.callback(listener.close)
         url = f"http://{settings.host}:{listener.getsockname()[1]}"
-        parts = _put_together(store, settings, pretends)
-        ends.callback(parts.engine.close)
         ends.enter_context(life.signals())
-        ends.callback(parts.sender.book.close)
-        ends.enter_context(parts.feed.listening(parts.sender.wake))
-        ends.enter_context(life.part("webhooks", parts.sender.run, parts.sender.end))
-        ends.enter_context(_turning(parts.controller, life))
-        ends.enter_context(_answering(parts.app, listener, life))
-        ends.enter_context(_noted(settings.data, url))
-        _greet(url, settings.data)
-        life.over.wait()
+        face = _Face()
+        if not store.may_write():
+            face.app = _standby_app(store)
+            ends.enter_context(_answering(face, listener, life))
+            _stand_by(store, life, url)
+        if not life.over.is_set():
+            settings.data.mkdir(parents=True, exist_ok=True)
+            _lead(store, settings, pretends, face, life, ends, url)
+            if not face.is_answering:
+                ends.enter_context(_answering(face, listener, life))
+            ends.enter_context(_noted(settings.data, url))
+            _greet(url, settings.data)
+            life.over.wait()
     if life.failures:
         hint = "Start the server again; nothing durable is lost."
         raise Broken(what="The server has ended.", why=f"It met {life.failures[0]!r}.", hint=hint)
     return EXIT_INTERRUPTED if life.is_interrupted else 0
+
+
+class _Face:
+    """The HTTP application of the moment: a server that takes over goes on with the same port and connections."""
+
+    def __init__(self) -> None:
+        self.app: Any = None
+        self.is_answering = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+def _standby_app(store: Any) -> Any:
+    """Answers what only reads."""
+    from importlib.metadata import version
+
+    from sublet.faces.rest.app import Health, create_app
+    from sublet.service.desk import Desk
+    from sublet.service.feed import Feed
+    from sublet.service.standby import StandbyBooks
+
+    feed = Feed(store)
+    feed.load()
+    desk = Desk(
+        books=StandbyBooks(feed, _Clock(), store.last_sequence, store.leader),
+        feed=feed,
+        clock=_Clock(),
+        new_id=_new_id,
+        log_path=lambda job, attempt, instance: None,
+    )
+    return create_app(desk, Health(version=version("sublet"), checks={"leader": lambda: "it stands by"}))
+
+
+def _stand_by(store: Any, life: "_Life", url: str) -> None:
+    """Until this server leads or its life is over."""
+    click.echo(f"Sublet at {url} stands by for {store.leader() or 'the server that leads'}")
+    while not life.over.wait(TAKE_EVERY_S):
+        try:
+            if store.may_write():
+                return
+        except Unavailable as problem:  # the database is away: whoever leads is no better off
+            logging.getLogger("sublet").warning("the database cannot be asked who leads: %s", problem)
+
+
+def _lead(
+    store: Any, settings: Settings, pretends: bool, face: _Face, life: "_Life", ends: ExitStack, url: str
+) -> None:
+    parts = _put_together(store, settings, pretends)
+    if store.lead is not None:
+        store.lead.lost = life.over.set  # started again it stands by
+        store.say_leader(url)
+    ends.callback(parts.engine.close)
+    ends.callback(parts.sender.book.close)
+    ends.enter_context(parts.feed.listening(parts.sender.wake))
+    ends.enter_context(life.part("webhooks", parts.sender.run, parts.sender.end))
+    ends.enter_context(_turning(parts.controller, life))
+    face.app = parts.app
+
+
+def _new_id() -> str:
+    from sublet.domain.ids import job_id_from_bytes
+
+    return job_id_from_bytes(secrets.token_bytes(16))
 
 
 class _Life:
@@ -165,7 +239,6 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
     from importlib.metadata import version
 
     from sublet.controller.loop import Controller
-    from sublet.domain.ids import job_id_from_bytes
     from sublet.engines.local import LocalEngine
     from sublet.faces.rest.app import Health, create_app
     from sublet.notify.book import Book
@@ -182,7 +255,7 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
         books=controller,
         feed=feed,
         clock=_Clock(),
-        new_id=lambda: job_id_from_bytes(secrets.token_bytes(16)),
+        new_id=_new_id,
         log_path=engine.log_path,
         answer_within_ms=settings.answer_within_ms,
     )
@@ -264,8 +337,10 @@ def _turning(controller: Any, life: _Life) -> Iterator[None]:
 
 
 @contextmanager
-def _answering(app: Any, listener: socket.socket, life: _Life) -> Iterator[None]:
+def _answering(app: _Face, listener: socket.socket, life: _Life) -> Iterator[None]:
     import uvicorn
+
+    app.is_answering = True
 
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STREAMS_END_S

@@ -37,6 +37,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     cluster: Cluster = Cluster()
+    database: str = ""  # postgresql://…; empty: a file in `data`
     answer_within_ms: int = 10_000  # how long a command may wait to become durable
 
     def __post_init__(self) -> None:

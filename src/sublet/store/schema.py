@@ -16,17 +16,22 @@ SCRIPTS = Path(__file__).parent / "migrations"
 def migrate(engine: Engine) -> None:
     """To `HEAD`; Refused when a newer program has written this database."""
     with engine.begin() as connection:
-        present = revision(connection)
-        if present == HEAD:
-            return
-        if present is not None and present > HEAD:
-            raise Refused(
-                what=f"The database is of schema {present}, this program knows {HEAD} at most.",
-                why="A newer version of Sublet has written it.",
-                hint="Install that version again, or start with another --data directory.",
-                code="schema_too_new",
-            )
-        _upgrade(connection)
+        migrate_on(connection)
+
+
+def migrate_on(connection: Connection) -> None:
+    """Within the caller's transaction."""
+    present = revision(connection)
+    if present == HEAD:
+        return
+    if present is not None and present > HEAD:
+        raise Refused(
+            what=f"The database is of schema {present}, this program knows {HEAD} at most.",
+            why="A newer version of Sublet has written it.",
+            hint="Install that version again, or start with another database.",
+            code="schema_too_new",
+        )
+    _upgrade(connection)
 
 
 def revision(connection: Connection) -> str | None:

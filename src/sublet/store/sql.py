@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from sublet.domain import codec
@@ -19,20 +19,29 @@ from sublet.domain.jobs import JobRecord
 from sublet.domain.quotas import Quota
 from sublet.domain.rules import Rules
 from sublet.store import lock, schema, statements
+from sublet.store.lead import KEY, Lead
 
 FILE = "sublet.db"
 BUSY_MS = 5_000
+CONNECT_WITHIN_S = 5
+# A server that was cut off is noticed by the database in about 10 s, so that its lock does not outlive it for hours.
+ALIVE = {"keepalives": 1, "keepalives_idle": 3, "keepalives_interval": 2, "keepalives_count": 3,
+         "options": "-c tcp_keepalives_idle=3 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"}  # fmt: skip
 _READ = {"sublet_read": True}
 
 
 class SqlStore:
     """`Store` on an engine that this store alone writes to; safe for reads from any thread."""
 
-    def __init__(self, engine: Engine, where: str, lock_descriptor: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, where: str, lock_descriptor: int | None = None, lead: Lead | None = None
+    ) -> None:
         self._engine = engine
         self._reader = engine.execution_options(**_READ)
         self._where = where
         self._lock = lock_descriptor
+        self.lead = lead
+        self._begin = engine.begin if lead is None else lead.begin
 
     def load(self) -> Snapshot:
         with _explained(self._where), self._reader.begin() as connection:
@@ -49,7 +58,7 @@ class SqlStore:
             )
 
     def commit(self, entries: Sequence[Entry], changes: Changes, at_ms: int) -> None:
-        with _explained(self._where), self._engine.begin() as connection:
+        with _explained(self._where), self._begin() as connection:
             _append_entries(connection, entries)
             self._replace(connection, statements.jobs, [_job_row(record) for record in changes.jobs.values()])
             self._replace_or_remove(connection, statements.nodes, changes.nodes)
@@ -79,7 +88,29 @@ class SqlStore:
         with _explained(self._where), self._reader.begin() as connection:
             return list(_values(connection, statements.named_jobs(text, limit)))
 
+    def may_write(self) -> bool:
+        """Whether this server leads, or may lead from now on. It does not wait for another one to end."""
+        with _explained(self._where):
+            return self.lead is None or self.lead.take()
+
+    def last_sequence(self) -> int:
+        """The number of the newest entry."""
+        with _explained(self._where), self._reader.begin() as connection:
+            return int(connection.execute(statements.last_sequence()).scalar_one())
+
+    def leader(self) -> str:
+        """Where the server that leads said it can be reached; empty when none ever did."""
+        with _explained(self._where), self._reader.begin() as connection:
+            states = {row.key: row.value for row in connection.execute(statements.all_states())}
+        return str(states.get("leader", ""))
+
+    def say_leader(self, url: str) -> None:
+        with _explained(self._where), self._begin() as connection:
+            self._replace(connection, statements.state, [{"key": "leader", "value": url}])
+
     def close(self) -> None:
+        if self.lead is not None:
+            self.lead.close()
         self._engine.dispose()
         if self._lock is not None:
             os.close(self._lock)
@@ -116,6 +147,24 @@ def open_sqlite(directory: Path) -> SqlStore:
             schema.migrate(engine)
         undo.pop_all()
     return SqlStore(engine, str(directory), descriptor)
+
+
+def open_postgresql(url: str) -> SqlStore:
+    """The store in this database, its tables made when there are none. It reads; it writes once its `lead` is taken.
+
+    `url`: postgresql://user@host/name. Unavailable when the server cannot be reached, Refused when the database was
+    written by a newer program.
+    """
+    parsed = make_url(url).set(drivername="postgresql+psycopg")
+    engine = create_engine(parsed, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_WITHIN_S, **ALIVE})
+    where = parsed.render_as_string(hide_password=True)
+    with ExitStack() as undo:
+        undo.callback(engine.dispose)
+        with _explained(where), engine.begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": KEY + 1})  # one that migrates
+            schema.migrate_on(connection)
+        undo.pop_all()
+    return SqlStore(engine, where, lead=Lead(engine))
 
 
 def sqlite_engine(path: Path) -> Engine:
