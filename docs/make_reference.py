@@ -105,7 +105,8 @@ def _paragraph(text: str) -> str:
 
 
 def _options(title: str, command: click.Command) -> str:
-    context = click.Context(command)
+    # Click remembers how a command spells --help from the first time that it is asked: asked as it is called.
+    context = click.Context(command, help_option_names=["-h", "--help"])
     options = [
         item for item in command.get_params(context) if isinstance(item, click.Option) and "--help" not in item.opts
     ]
