@@ -87,8 +87,13 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def _usage(name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=f"sublet {name}")
+    context = _context(command)
     return f"    {' '.join([f'sublet {name}', *command.collect_usage_pieces(context)])}"
+
+
+def _context(command: click.Command) -> click.Context:
+    """As it is called: Click remembers how a command spells --help from the first time that it is asked."""
+    return click.Context(command, help_option_names=["-h", "--help"])
 
 
 def _help(command: click.Command) -> str:
@@ -105,8 +110,7 @@ def _paragraph(text: str) -> str:
 
 
 def _options(title: str, command: click.Command) -> str:
-    # Click remembers how a command spells --help from the first time that it is asked: asked as it is called.
-    context = click.Context(command, help_option_names=["-h", "--help"])
+    context = _context(command)
     options = [
         item for item in command.get_params(context) if isinstance(item, click.Option) and "--help" not in item.opts
     ]
