@@ -1,6 +1,8 @@
 """The CUDA path on a machine that has a GPU: is the copy right while training goes on, and what does a save block?
 
-    python benchmarks/checkpoint_gpu.py [--mb 2000]
+    python benchmarks/checkpoint_gpu.py [--mb 2000] [--device cuda]
+
+With --device cpu the script itself can be tried on a machine without a GPU; that says nothing of the CUDA path.
 
 Checks, with exit code 1 if one fails: the slots are pinned; a save returns before its copy is done; the next optimizer
 step does not change what is being copied (the loaded state equals the state at the save, bit for bit); a restore from
@@ -19,16 +21,16 @@ import torch
 from sublet.checkpoint import Checkpointer
 
 
-def build(megabytes: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def build(megabytes: int, device: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     width = 2048
     layers = max(1, round(megabytes * 1e6 / 12 / width / width))
-    model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)]).cuda()
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)]).to(device)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model(torch.ones(8, 2048, device="cuda")).pow(2).mean().backward()
+    model(torch.ones(8, 2048, device=next(model.parameters()).device)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -45,13 +47,15 @@ def same(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mb", type=int, default=2000)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    finish = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("This machine has no CUDA device; nothing was checked.")
         return 2
     failed = []
     with tempfile.TemporaryDirectory() as directory:
-        model, optimizer = build(options.mb)
+        model, optimizer = build(options.mb, options.device)
         state = {"model": model, "optimizer": optimizer}
         ckpt = Checkpointer(directory, every=10**9, slots=3)
         train(model, optimizer)
@@ -59,25 +63,25 @@ def main() -> int:
         blocked, plain = [], []
         for step in range(1, 7):
             expected = bits(model, optimizer)
-            torch.cuda.synchronize()
+            finish()
             began = time.perf_counter()
             assert ckpt.save_now(step, state)
             blocked.append(time.perf_counter() - began)
             for _ in range(3):
                 train(model, optimizer)  # goes on while the copy does
-            torch.cuda.synchronize()
+            finish()
             began = time.perf_counter()
             for tensor in bits(model, optimizer):
                 del tensor
             plain.append(time.perf_counter() - began)
             if not ckpt.wait("120s"):
                 failed.append(f"step {step} is not on disk")
-        if ckpt._device is None or not ckpt._device.pinned:
+        if options.device == "cuda" and (ckpt._device is None or not ckpt._device.pinned):
             failed.append("the slots are not pinned")
         for tier in ("memory", "disk"):
             if tier == "memory":
                 ckpt.__exit__(KeyboardInterrupt, None, None)  # as after a crash: the agent keeps the copies
-            other, other_optimizer = build(options.mb)
+            other, other_optimizer = build(options.mb, options.device)
             with Checkpointer(directory, every=10**9) as again:
                 loaded = again.load({"model": other, "optimizer": other_optimizer})
                 if loaded is None or loaded.tier != tier:

@@ -266,3 +266,17 @@ def test_a_copy_of_ones_own_is_loaded_from_memory_before_it_is_on_disk(tmp_path:
         loaded = ckpt.load(run.state)
         assert loaded is not None and (loaded.step, loaded.tier) == (2, "memory")
         assert print_of(run.state) == before
+
+
+def test_an_agent_whose_disk_fails_for_good_goes_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both copies are unwritten: nobody would ever ask for the older one."""
+    run = small(64)
+    monkeypatch.setenv("SUBLET_CHECKPOINT_FAULT", "data-written=errno:EIO")
+    ckpt = Checkpointer(tmp_path, every=1)
+    assert ckpt._link is not None
+    agent = ckpt._link.agent_pid
+    for step in (1, 2):
+        until(lambda at=step: ckpt.save_now(at, run.state))  # type: ignore[misc]
+    ckpt.close()
+    until(lambda: not is_agent(agent))
+    assert any("tried again" in event.message for event in ckpt.events)

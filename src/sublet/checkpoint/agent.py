@@ -36,7 +36,6 @@ from sublet.checkpoint.words import Event
 TICK_S = 0.1
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 LAST_TRIES = 3  # of a write that fails, once nobody is there any more
-HOLD_SHARE = 0.8  # of the stream: before so much is copied, hashing and writing would slow the copy down
 STALL_S = 0.5  # a trainer that copies nothing for so long is not waited for
 NICE = 5
 ERROR_LOG = ".agent-error.log"
@@ -272,19 +271,20 @@ def show_slots(agent: Agent, size: int, trouble: str, *, last: bool) -> None:
 # --- the writer thread
 
 
-def due(agent: Agent) -> Slot | None:
-    """The copy to write next: the newest alone; in order of age when several ranks have agreed on each. If all that
-    is whole is on disk, one that is being made.
-    """
-    now = time.monotonic()
+def unwritten(agent: Agent) -> Slot | None:
+    """The whole copy to write next: the newest alone; in order of age when several ranks have agreed on each."""
     waiting = [s for s in agent.slots if s.state == COMPLETE and s.wanted and not s.durable]
-    if not waiting:
+    alone = all(int(slot.copy["world"]) == 1 for slot in waiting)
+    return (max if alone else min)(waiting, key=lambda each: each.generation, default=None)
+
+
+def due(agent: Agent) -> Slot | None:
+    """The copy to write now. If all that is whole is on disk, one that is being made."""
+    slot = unwritten(agent)
+    if slot is None:
         return next((s for s in agent.slots if s.state == WRITING and s.wanted and not s.tries), None)
-    alone = int(waiting[0].copy["world"]) == 1
-    slot = (max if alone else min)(waiting, key=lambda each: each.generation)
-    if agent.stopping or agent.watch.heard_ms:
-        return slot if slot.tries < LAST_TRIES or slot.retry_at <= now else None
-    return slot if slot.retry_at <= now else None
+    hurried = (agent.stopping or agent.watch.heard_ms) and slot.tries < LAST_TRIES
+    return slot if hurried or slot.retry_at <= time.monotonic() else None
 
 
 def write_copies(agent: Agent) -> None:
@@ -320,7 +320,6 @@ def await_bytes(agent: Agent, slot: Slot, end: int | None) -> None:
     """
     with agent.change:
         last, until = -1, 0.0
-        end = end if end is None else max(end, int(HOLD_SHARE * slot.copy["stream_bytes"]))
         while slot.state != COMPLETE and (end is None or slot.copied < end):
             if slot.copied != last:
                 last, until = slot.copied, time.monotonic() + STALL_S
@@ -522,8 +521,8 @@ def is_over(agent: Agent) -> bool:
     if not agent.stopping:
         return False
     with agent.change:
-        undone = [s for s in agent.slots if s.state == COMPLETE and s.wanted and not s.durable and s.tries < LAST_TRIES]
-        return not undone and not agent.tidying and not agent.outbox
+        slot = unwritten(agent)
+        return (slot is None or slot.tries >= LAST_TRIES) and not agent.tidying and not agent.outbox
 
 
 def run(agent: Agent) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
 FREE, WRITING, COMPLETE = "free", "writing", "complete"
 GRAIN_BYTES = 2 << 20
+PIECE_BYTES = 8 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,12 +64,17 @@ def close_slot(slot: Slot) -> None:
 
 
 def populate(area: mmap.mmap, size: int) -> None:
-    """Fault all pages in, with the interpreter's lock released; where the kernel cannot, touch each page."""
+    """Fault all pages in, with the interpreter's lock released; where the kernel cannot, touch each page.
+
+    Piece by piece: while the kernel populates, no other thread of the process can map memory, not even for a large
+    allocation.
+    """
     start = address(area)
-    if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_POPULATE_WRITE) == 0:
-        return
-    for offset in range(0, size, mmap.PAGESIZE):
-        area[offset] = area[offset]
+    for piece in range(0, size, PIECE_BYTES):
+        length = min(PIECE_BYTES, size - piece)
+        if _libc.madvise(ctypes.c_void_p(start + piece), ctypes.c_size_t(length), MADV_POPULATE_WRITE) != 0:
+            for offset in range(piece, piece + length, mmap.PAGESIZE):
+                area[offset] = area[offset]
 
 
 def fault_in(slot: Slot) -> None:
