@@ -13,6 +13,7 @@ For a full disk a small tmpfs is mounted, which needs root; without it that row 
 import argparse
 import importlib.util
 import json
+import logging
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,8 +34,8 @@ ELEMENTS = 2_000_000
 FLIPS = 8
 METHODS = ("ours", "torch.save", "safetensors", "dcp")
 POINTS = (
-    "begin", "complete", "chunk-write", "data-written", "data-synced", "index-written", "before-rename", "renamed",
-    "committed", "retention-renamed",
+    "begin", "copied", "copying", "complete", "chunk-write", "data-written", "data-synced", "index-written",
+    "before-rename", "renamed", "committed", "retention-renamed",
 )  # fmt: skip
 
 
@@ -58,7 +60,7 @@ class Method:
     load: Callable[[Path], dict[str, torch.Tensor] | None]
 
 
-def ours() -> Method:
+def ours(*, agent: bool = False) -> Method:
     from sublet.checkpoint import Checkpointer
 
     def save(directory: Path, step: int) -> None:
@@ -67,7 +69,7 @@ def ours() -> Method:
                 raise OSError(ckpt.events[-1].message)
 
     def load(directory: Path) -> dict[str, torch.Tensor] | None:
-        with Checkpointer(directory, agent=False) as ckpt:
+        with Checkpointer(directory, agent=agent) as ckpt:
             loaded = ckpt.load()
             return loaded.state if loaded else None
 
@@ -231,26 +233,28 @@ def killed(name: str, method: Method, directory: Path, kills: int) -> Counter[st
 
 
 def killed_with_agent(directory: Path) -> Counter[str]:
-    """Ours only: trainer, agent, or both die at every named point of the protocol."""
+    """Ours only: trainer, agent, or both die at every named point of the protocol, in the middle of a copy too."""
     out: Counter[str] = Counter()
     for point in POINTS:
-        for victim in ("agent", "both"):
+        for victim in ("trainer",) if point == "copying" else ("agent", "both"):
             place = directory / f"{point}-{victim}"
             place.mkdir()
             command = [sys.executable, __file__, "--child", f"agent:{point}:{victim}", "--directory", str(place)]
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-            out[outcome(ours(), place, 1)] += 1
+            out[outcome(ours(agent=victim == "trainer"), place, 1)] += 1  # the agent waits for the next trainer
             left = [path.name for path in place.iterdir() if path.name.startswith(("tmp-", "gone-"))]
             out["left behind"] += len(left)
     return +out
 
 
 def agent_child(place: Path, point: str, victim: str) -> None:
-    from sublet.checkpoint import Checkpointer
+    from sublet.checkpoint import Checkpointer, copying
 
+    copying.TELL_BYTES = 1 << 20
     os.environ["SUBLET_CHECKPOINT_FAULT"] = f"{point}@{2 if point != 'retention-renamed' else 1}=die"
     ckpt = Checkpointer(place, every=1, keep=1, capture_rng=False, chunk_bytes=32 << 20)
-    del os.environ["SUBLET_CHECKPOINT_FAULT"]
+    if victim != "trainer":
+        del os.environ["SUBLET_CHECKPOINT_FAULT"]
     ckpt.save_now(1, tensors(1), wait=True)
     ckpt.save_now(2, tensors(2))
     if victim == "both":
@@ -286,6 +290,8 @@ def main() -> int:
         print(json.dumps("begins"), flush=True)
         method.save(options.directory, 2)
         return 0
+    logging.disable()
+    warnings.simplefilter("ignore")
     bad = 0
     for name in options.only.split(","):
         if name == "safetensors" and importlib.util.find_spec("safetensors") is None:
