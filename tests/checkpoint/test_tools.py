@@ -90,3 +90,15 @@ def test_dcp_comes_in(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "ckpt", agent=False) as ckpt:
         assert ckpt.load({"model": other}) is not None
     assert print_of(other) == print_of(model)
+
+
+def test_the_command_line_of_sublet_has_the_same_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sublet.cli.front import call
+
+    saved(tmp_path, 2, width=64, agent=False)
+    assert call(["checkpoint", "ls", str(tmp_path)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["2", "1"]
+    assert call(["checkpoint", "show", str(tmp_path), "77"]) == 2
+    data = next((tmp_path / listed(tmp_path)[0][0].name).glob("*.data"))
+    data.write_bytes(data.read_bytes()[:-1] + b"!")
+    assert call(["checkpoint", "verify", str(tmp_path)]) == 65

@@ -37,6 +37,7 @@ COMMANDS = {  # name: (module:attribute, how its help begins)
     "replay": ("sublet.cli.replay:command", "Replay a job stream in simulated time."),
     "compare": ("sublet.cli.compare:command", "Replay a job stream under two policies, side by side."),
     "trace": ("sublet.cli.trace:command", "Job streams: import published ones, generate others."),
+    "checkpoint": ("sublet.cli.checkpoint:command", "Checkpoints on disk: ls, verify, show, diff, export, import, gc."),
     "server": ("sublet.cli.serve:server", "Run the server for the nodes and quotas that --config describes."),
     "version": ("sublet.cli.version:version", "Versions of this program and of the server."),
 }
