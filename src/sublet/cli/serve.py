@@ -182,6 +182,25 @@ def _new_id() -> str:
     return job_id_from_bytes(secrets.token_bytes(16))
 
 
+class _Turns:
+    """How long the controller's turns take. `told` hears of each, in seconds."""
+
+    def __init__(self) -> None:
+        self.told: Callable[[float], None] = lambda seconds: None
+        self._began_s = self._done_s = time.monotonic()
+
+    def step(self, name: str) -> None:
+        if name == "take":
+            self._began_s = time.monotonic()
+        elif name == "commit":
+            self._done_s = time.monotonic()
+            self.told(self._done_s - self._began_s)
+
+    def lag_seconds(self, inbox: Any) -> float:
+        """Since the last turn that ended, while something waits."""
+        return time.monotonic() - self._done_s if len(inbox) else 0.0
+
+
 class _Life:
     """How long the server lives: until a signal comes or a part of it fails."""
 
@@ -245,12 +264,14 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
     from sublet.notify.sender import Sender
     from sublet.service.desk import Desk
     from sublet.service.feed import Feed
+    from sublet.service.metrics import Metrics
 
     feed = Feed(store)
     feed.load()
     cluster = _whole_cluster(feed, settings.cluster, pretends)
     engine = LocalEngine(directory=settings.data / "instances", nodes=cluster.nodes or (), verdicts=cluster.verdicts)
-    controller = Controller(feed, engine, _Clock())
+    turns = _Turns()
+    controller = Controller(feed, engine, _Clock(), between=turns.step)
     desk = Desk(
         books=controller,
         feed=feed,
@@ -270,7 +291,9 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
         source=f"/sublet/{socket.gethostname()}",
         chance=secrets.token_bytes,
     )
-    app = create_app(desk, Health(version=version("sublet"), checks=checks), sender)
+    metrics = Metrics(desk=desk, version=version("sublet"), lag_seconds=lambda: turns.lag_seconds(controller.inbox))
+    turns.told = metrics.turned
+    app = create_app(desk, Health(version=version("sublet"), checks=checks, metrics=metrics.scrape), sender)
     return _Parts(controller=controller, engine=engine, sender=sender, feed=feed, app=app)
 
 

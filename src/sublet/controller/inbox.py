@@ -21,6 +21,10 @@ class Inbox:
             taken, self._events = self._events, []
             return taken
 
+    def __len__(self) -> int:
+        with self._changed:
+            return len(self._events)
+
     def wait(self, timeout_s: float | None) -> None:
         """Until something is there, `wake` was called since the last wait, or the time is over."""
         with self._changed:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sublet.domain.effects import Effect
+from sublet.domain.effects import Effect, EndJob, ReleaseInstances, RequeueJob
 from sublet.domain.events import Event
 from sublet.domain.jobs import JobRecord
 from sublet.domain.nodes import Node, NodeState
@@ -48,3 +48,15 @@ class Snapshot:
     quotas: tuple[Quota, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
     core: str = ""
+
+
+def attempts_ended(entry: Entry) -> list[ReleaseInstances]:
+    """The last release of each attempt that ended with this entry: the job is queued again, or over, behind it."""
+    last: dict[str, ReleaseInstances] = {}
+    found = []
+    for effect in entry.effects:
+        if isinstance(effect, ReleaseInstances):
+            last[effect.job] = effect
+        elif isinstance(effect, RequeueJob | EndJob) and effect.job in last:
+            found.append(last.pop(effect.job))
+    return found

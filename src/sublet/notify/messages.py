@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sublet.domain.changes import Entry
+from sublet.domain.changes import Entry, attempts_ended
 from sublet.domain.effects import EndJob, GiveNotice, ReleaseInstances, SuspectNode
 from sublet.domain.events import Diagnosed
 from sublet.domain.faults import Trouble
@@ -82,8 +82,8 @@ def _of_effect(entry: Entry, place: int, effect: object, look: Look) -> Iterable
             said = {"attempt": effect.attempt, "instances": list(effect.instances)}
             if effect.outcome is Outcome.PREEMPTED:
                 yield _about(entry, place, "preempted", effect.job, look, said)
-            end = _end_of(look(effect.job), effect.attempt)
-            if end is not None and end.ended_ms == entry.event.at_ms and end.lost_gpu_ms > 0:
+            end = _end_of(look(effect.job), effect.attempt) if effect in attempts_ended(entry) else None
+            if end is not None and end.lost_gpu_ms > 0:
                 lost = {"attempt": effect.attempt, "outcome": end.outcome.value, "gpu_seconds": end.lost_gpu_ms // 1000}
                 yield _about(entry, place, "lost_progress", effect.job, look, lost)
         case SuspectNode() if effect.until_ms:
@@ -93,7 +93,6 @@ def _of_effect(entry: Entry, place: int, effect: object, look: Look) -> Iterable
 
 
 def _end_of(record: JobRecord | None, attempt: int) -> AttemptEnd | None:
-    """Once: when the last instance of the attempt is gone."""
     return next((end for end in record.history if end.attempt == attempt), None) if record else None
 
 

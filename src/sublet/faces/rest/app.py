@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
@@ -23,6 +23,7 @@ class Health:
 
     version: str
     checks: dict[str, Callable[[], str]]
+    metrics: Callable[[], bytes] | None = None  # the text for Prometheus
 
 
 def create_app(desk: Desk, health: Health, sender: Sender | None = None) -> ASGIApp:
@@ -55,6 +56,12 @@ def _add_health(app: FastAPI, health: Health) -> None:
         if "verbose" in request.query_params or not is_ready:
             body["checks"] = {name: said or "ok" for name, said in found.items()}
         return JSONResponse(body, status_code=200 if is_ready else 503)
+
+    if (scrape := health.metrics) is not None:
+
+        @app.get("/metrics", include_in_schema=False)
+        def metrics() -> Response:
+            return Response(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/version", include_in_schema=False)
     def version() -> dict[str, str]:
