@@ -188,7 +188,7 @@ def test_jobs_go_on_without_the_server(tmp_path: Path, number: signal.Signals, c
     gate.touch()
     with serving(tmp_path / "data", tmp_path) as again:
         view = again.reaches(job, "failed")
-        assert (view["attempt"], view["note"]) == (1, "exit code 3")
+        assert (view["attempt"], view["note"]) == (1, "fault tolerance is off · exit code 3")
         assert again.run("logs", job).out == "before\nafter\n"
         ends = [line for line in again.run("events", "--job", job).out.splitlines() if "ended with exit code 3" in line]
         assert len(ends) == 1
