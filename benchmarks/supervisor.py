@@ -1,18 +1,17 @@
-"""What the supervisor costs, and how fast a gang is back after a lost rank: `make bench-supervisor`.
+"""What the supervisor costs, and how soon a job goes on after one of its ranks was killed; torchrun beside it.
 
-Rule: the same program on the same machine in the same run; torchrun stands beside ours as a user would run it.
+Three tables: the start of a program (against the same program without us), a running program that prints a line each
+millisecond, and seconds from `kill -9` of a rank to the first step after it, for 2 and 4 ranks. Rule: both sides run
+the same program on the same machine in turn, kill by kill, because a shared machine drifts; times are medians.
 
-    python benchmarks/supervisor.py [--ranks 2,4] [--kills 5] [--seconds 10]
-
-Cost: one instance that prints a line each millisecond. Recovery: a gang of torch.distributed (gloo) that saves at each
-step; one rank is killed with SIGKILL; `detected`: until that was known, `first step`: until the first step after it.
+    python benchmarks/supervisor.py [--kills 5] [--starts 30] [--seconds 8] [--ranks 2,4] [--json]
 """
 
 import argparse
 import json
 import os
+import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,244 +19,361 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sublet.client.http import API, Client
+from sublet.domain.effects import StartGang, StopInstances
+from sublet.domain.events import Event, InstanceEnded
+from sublet.domain.jobs import JobRequest, Program
+from sublet.domain.leases import Lease, LeaseKind
+from sublet.domain.nodes import Node
+from sublet.engines.local import LocalEngine
 
-PATIENCE_S = 60
-GANG = """
-import json, os, pathlib, time
-import torch, torch.distributed as dist
-from sublet.job import checkpointed, progress
-place = pathlib.Path(os.environ["BENCH_DIRECTORY"])
-again = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-if again is None:
-    dist.init_process_group("gloo")
-else:  # torchrun keeps its store over a restart, and gloo then waits for ranks that are gone: a fresh store each time
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    where = f"tcp://127.0.0.1:{int(os.environ['BENCH_PORT']) + int(again)}"
-    dist.init_process_group("gloo", where, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
-rank = dist.get_rank()
-file = place / "step"
-step = int(file.read_text()) if file.exists() else 0
-(place / f"pid.{rank}").write_text(str(os.getpid()))
-is_first = True
-while not (place / "done").exists():
-    step += 1
-    time.sleep(0.01)
-    dist.all_reduce(torch.ones(1))
-    if rank == 0:
-        if is_first:
-            (place / "first.new").write_text(str(time.time_ns()))
-            os.replace(place / "first.new", place / "first")
-        (place / "step.new").write_text(str(step))
-        os.replace(place / "step.new", file)
-        checkpointed(step)
-    is_first = False
-    progress(step)
-"""
-LINES = """
-import sys, time
-number = 0
-while True:
-    number += 1
-    print("a line of output that is about as long as those of a training loop usually are", number, flush=True)
-    time.sleep(0.001)
-"""
+RANK = Path(__file__).with_name("supervisor_rank.py")
+TALKER = "import time\nfor n in range(10**9):\n    print(n, flush=True)\n    time.sleep(0.001)\n"
+PATIENCE_S = 120
+SETTLE_STEPS = 15  # between two kills
+LOOK_S = 0.005
+# As it comes, torchrun 2.13 lets its workers share a store that outlives them: after a restart gloo finds addresses of
+# the dead there, and now and then never gets on again. With a store of their own they do.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def until(is_so: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE_S
+    while not (answer := is_so()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not come within {PATIENCE_S} s")
+        time.sleep(LOOK_S)
+    return answer
+
+
+def binary(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+# ---- the cost of a start, and of a program that runs
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def put(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """The engine of one machine without a server: programs start when they are told to."""
+
+    engine: LocalEngine
+    inbox: Inbox
+    count: int = 0
+
+    def start(self, *command: str) -> Path:
+        """The directory of the instance."""
+        self.count += 1
+        job = f"job_{self.count}"
+        request = JobRequest(id=job, quota="q", sizes=(1,), program=Program(command=command))
+        lease = Lease(kind=LeaseKind.GUARANTEED, spec="s", nodes=("n",), gpus=(1,), granted_ms=0)
+        self.engine.carry_out(StartGang(job=job, attempt=1, lease=lease, instances=(0,), request=request))
+        return self.engine.directory / job / "1" / "0"
+
+    def ended(self, directory: Path) -> None:
+        job = directory.parts[-3]
+        until(lambda: any(isinstance(e, InstanceEnded) and e.job == job for e in self.inbox.events), "its end")
+        for event in self.inbox.events:
+            self.engine.acknowledge(event)
+
+    def stop(self, directory: Path) -> None:
+        effect = StopInstances(job=directory.parts[-3], attempt=1, instances=(0,), reason="stopped")
+        self.engine.carry_out(effect)
+        self.ended(directory)
+
+
+@contextmanager
+def stage(folder: Path) -> Iterator[Stage]:
+    engine, inbox = LocalEngine(directory=folder, nodes=(Node(name="n", spec="s", gpu=8),)), Inbox()
+    engine.connect(inbox)
+    try:
+        yield Stage(engine=engine, inbox=inbox)
+    finally:
+        engine.close()
+
+
+def start_ms(on: Stage, folder: Path, count: int) -> dict[str, list[float]]:
+    """From the order to the program's first word, with us and without; the two in turn."""
+    found: dict[str, list[float]] = {"ours": [], "bare": []}
+    for number in range(count):
+        began = time.time_ns()
+        directory = on.start("date", "+%s%N")
+        on.ended(directory)
+        found["ours"].append((int((directory / "log").read_text()) - began) / 1e6)
+        log = folder / f"bare.{number}"
+        began = time.time_ns()
+        with log.open("wb") as file:
+            subprocess.run(["date", "+%s%N"], stdout=file, check=True)
+        found["bare"].append((int(log.read_text()) - began) / 1e6)
+    return found
+
+
+def cpu_ns(pid: int) -> int:
+    """Processor time of all its threads."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
+def memory_mib(pid: int) -> float:
+    """The most that was resident."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def running(on: Stage, folder: Path, seconds: float) -> dict[str, dict[str, float]]:
+    """Of the one that watches, while the program prints."""
+    directory = on.start(sys.executable, "-c", TALKER)
+    until(lambda: (directory / "log").exists() and (directory / "log").stat().st_size > 100, "its output")
+    supervisor = int((directory / "lock").read_text())
+    ours = _watched(supervisor, directory / "log", seconds)
+    on.stop(directory)
+    script, log = folder / "talker.py", folder / "talker.log"
+    script.write_text(TALKER)
+    with log.open("wb") as file:
+        agent = subprocess.Popen([binary("torchrun"), "--standalone", str(script)], stdout=file, stderr=file)
+    try:
+        until(lambda: log.stat().st_size > 2_000, "its output")
+        return {"sublet": ours, "torchrun": _watched(agent.pid, log, seconds)}
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+def _watched(pid: int, log: Path, seconds: float) -> dict[str, float]:
+    size, used, began = log.stat().st_size, cpu_ns(pid), time.monotonic()
+    time.sleep(seconds)
+    took = time.monotonic() - began
+    percent = (cpu_ns(pid) - used) / took / 1e7
+    with log.open("rb") as file:
+        file.seek(size)
+        lines = file.read().count(b"\n") / took
+    return {"cpu_percent": percent, "memory_mib": memory_mib(pid), "lines_s": lines}
+
+
+# ---- from the loss of a rank to the next step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    rank: int
+    step: int
+    at_ns: int
+    pid: int
+
+
+def read_steps(folder: Path) -> list[Line]:
+    try:
+        text = (folder / "steps").read_text()
+    except FileNotFoundError:
+        return []
+    rows = (line.split() for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    return [Line(rank=int(a), step=int(b), at_ns=int(c), pid=int(d)) for a, b, c, d in rows]
+
+
+@dataclass(slots=True, kw_only=True)
+class Side:
+    """A job that loses ranks. `detected_ns`: when its keeper knew of the newest loss."""
+
+    name: str
+    folder: Path
+    ranks: int
+    detected_ns: Callable[[int, int], int | None]  # of which pid, killed when
+    samples: list[dict[str, float]] = field(default_factory=list)
+
+    def is_settled(self, pids: frozenset[int] = frozenset()) -> dict[int, int] | None:
+        """Rank and pid of those that run, all of them past so many steps since these were killed."""
+        steps: dict[int, int] = {}
+        pid_of: dict[int, int] = {}
+        for line in read_steps(self.folder):
+            if line.pid not in pids and line.step > 0:
+                is_new = pid_of.get(line.rank) != line.pid
+                steps[line.rank] = 1 if is_new else steps[line.rank] + 1
+                pid_of[line.rank] = line.pid
+        is_so = len(steps) == self.ranks and min(steps.values()) >= SETTLE_STEPS
+        return pid_of if is_so else None
+
+    def lose_one(self, gone: frozenset[int]) -> frozenset[int]:
+        """All that have run by now."""
+        alive = until(lambda: self.is_settled(gone), f"steps of {self.name}")
+        before = gone | frozenset(alive.values())
+        victim = alive[self.ranks - 1]
+        killed_ns = time.time_ns()
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: self.is_settled(before), f"steps of {self.name} after the loss")
+        self.samples.append(self._measured(before, victim, killed_ns))
+        return before
+
+    def _measured(self, before: frozenset[int], victim: int, killed_ns: int) -> dict[str, float]:
+        new = [line for line in read_steps(self.folder) if line.pid not in before]
+
+        def after(step: int) -> float:
+            """The last rank to come there; the first step is made by all at once."""
+            return (max(line.at_ns for line in new if line.step == step) - killed_ns) / 1e9
+
+        detected = until(lambda: self.detected_ns(victim, killed_ns), "word of the loss")
+        first = (min(line.at_ns for line in new if line.step > 0) - killed_ns) / 1e9
+        return {
+            "detected_s": (detected - killed_ns) / 1e9,
+            "program_s": after(-3),
+            "imported_s": after(-2),
+            "joined_s": after(-1),
+            "total_s": first,
+        }
+
+
+@contextmanager
+def torchrun(folder: Path, ranks: int) -> Iterator[Side]:
+    folder.mkdir()
+    log = folder / "log"
+    argv = [binary("torchrun"), "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=100"]
+    with log.open("wb") as file:
+        agent = subprocess.Popen(
+            [*argv, str(RANK), str(folder)], stdout=file, stderr=file, env=OWN_STORE | _environment()
+        )
+
+    def detected(pid: int, killed_ns: int) -> int | None:
+        """From its own log: `E1201 14:03:19.123456 …] failed (exitcode: -9) local_rank: 1 (pid: 4242) …`."""
+        found = re.search(rf"E(\d{{4}} [\d:.]+) .*failed \(exitcode: -9\).*\(pid: {pid}\)", log.read_text())
+        if found is None:
+            return None
+        year = datetime.fromtimestamp(killed_ns / 1e9).astimezone().year
+        at = datetime.strptime(f"{year}{found[1]}", "%Y%m%d %H:%M:%S.%f").astimezone()
+        return round(at.timestamp() * 1e9)
+
+    try:
+        yield Side(name="torchrun", folder=folder, ranks=ranks, detected_ns=detected)
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+def _environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SUBLET_")}
+    return kept | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"}
+
+
+@contextmanager
+def server(folder: Path, gpu: int) -> Iterator[Callable[..., str]]:
+    """A real `sublet up`; what comes back runs the command line against it."""
+    nodes = f"nodes: [{{name: n1, spec: s, gpu: {gpu}}}]\nquotas: {{q: {{nominal: {{s: {gpu}}}}}}}\n"
+    (folder / "cluster.yaml").write_text(nodes)
+    environment = _environment() | {"SUBLET_DATA": str(folder / "data")}
+    argv = [binary("sublet"), "up", "--port", "0", "--config", "cluster.yaml"]
+    with (folder / "server.log").open("wb") as file:
+        process = subprocess.Popen(argv, cwd=folder, env=environment, stdout=file, stderr=file)
+
+    def run(*arguments: str) -> str:
+        argv = [binary("sublet"), *arguments]
+        return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+    try:
+        until((folder / "data" / "server.json").exists, "the server")
+        yield run
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def sublet(run: Callable[..., str], data: Path, folder: Path, ranks: int, name: str, **keys: Any) -> Iterator[Side]:
+    folder.mkdir()
+    tolerance = {"max_restarts": 100, "max_restarts_total": 100}
+    keys = {"quota": "q", "command": f"{RANK} {folder}", "env": {"OMP_NUM_THREADS": "1"}, **keys}
+    (folder / "job.json").write_text(json.dumps({**keys, "fault_tolerance": tolerance}))
+    job = run("submit", str(folder / "job.json"), "-o", "name").strip()
+
+    def detected(pid: int, killed_ns: int) -> int | None:
+        """When the first supervisor wrote down that its program is gone, all of it."""
+        ends = [json.loads(path.read_text()) for path in (data / "instances" / job).glob("*/*/end.json")]
+        times = [end["ended_ms"] * 1_000_000 for end in ends if end["ended_ms"] * 1_000_000 > killed_ns - 1_000_000]
+        return min(times, default=None)
+
+    try:
+        yield Side(name=name, folder=folder, ranks=ranks, detected_ns=detected)
+    finally:
+        run("stop", job)
+        until(lambda: json.loads(run("show", job, "-o", "json"))["job"]["state"] == "stopped", "its end")
+
+
+def recovery(folder: Path, ranks: int, kills: int) -> list[Side]:
+    folder.mkdir()
+    with (
+        server(folder, ranks) as run,
+        sublet(run, folder / "data", folder / "ours", ranks, "sublet", instances=ranks, gpu=1,
+               command=f"{sys.executable} {RANK} {folder / 'ours'}") as ours,
+        torchrun(folder / "theirs", ranks) as theirs,
+    ):  # fmt: skip
+        gone = {side.name: frozenset[int]() for side in (ours, theirs)}
+        for _ in range(kills):
+            for side in (ours, theirs):
+                gone[side.name] = side.lose_one(gone[side.name])
+    return [ours, theirs]
+
+
+# ---- tables
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def middle(values: list[float]) -> float:
+    return statistics.median(values)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=10)
-    asked = parser.parse_args()
+    parser.add_argument("--starts", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sublet-bench-") as name:
         folder = Path(name)
-        with serving(folder) as client:
-            show("to the start of a process, ms (median of 10)", start_ms(client, folder))
-            for label, value in cost(client, folder, asked.seconds):
-                show(label, value)
-            for ranks in map(int, asked.ranks.split(",")):
-                show_recovery("sublet", ranks, recovery(client, folder, ranks, asked.kills))
-        for ranks in map(int, asked.ranks.split(",")):
-            show_recovery("torchrun", ranks, torchrun(folder, ranks, asked.kills))
-
-
-def show(label: str, value: float) -> None:
-    print(f"{label:<66} {value:8.2f}", flush=True)
-
-
-def show_recovery(who: str, ranks: int, times: list[tuple[float | None, float]]) -> None:
-    if not times:
+        with stage(folder / "instances") as on:
+            starts = start_ms(on, folder, chosen.starts)
+            costs = running(on, folder, chosen.seconds)
+        sides = {
+            ranks: recovery(folder / f"ranks-{ranks}", ranks, chosen.kills)
+            for ranks in map(int, chosen.ranks.split(","))
+        }
+    if chosen.json:
+        samples = {f"{side.name} {ranks}": side.samples for ranks, both in sides.items() for side in both}
+        print(json.dumps({"start_ms": starts, "running": costs, "recovery": samples}))
         return
-    seen = [detected for detected, _ in times if detected is not None]
-    if seen:
-        show(f"{who}, {ranks} ranks: detected, s (median of {len(seen)})", statistics.median(seen))
-    show(f"{who}, {ranks} ranks: first step after the kill, s (median of {len(times)})",
-         statistics.median(total for _, total in times))  # fmt: skip
-
-
-# ---- ours
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Client]:
-    (folder / "cluster.yaml").write_text("nodes: [{name: n1, spec: demo, gpu: 8}]\nquotas: {q: {nominal: {demo: 8}}}\n")
-    data = folder / "data"
-    command = [sys.executable, "-m", "sublet", "up", "--port", "0", "--data", str(data), "--config", "cluster.yaml"]
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SUBLET_")}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder, env=kept | {"PATH": path})
-    note = data / "server.json"
-    until(note.exists, "the server")
-    client = Client(url=json.loads(note.read_text())["url"], user="bench")
-    try:
-        yield client
-        for view in client.get(f"{API}/jobs")["items"]:
-            client.post(f"{API}/jobs/{view['id']}/stop")
-        until(lambda: not client.get(f"{API}/jobs")["items"], "the end of all jobs")
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def submit(client: Client, command: list[str], **keys: Any) -> str:
-    job = {"quota": "q", "gpu": 1, "command": command, "workdir": "/tmp", **keys}
-    return str(client.post(f"{API}/jobs", job)["id"])
-
-
-def start_ms(client: Client, folder: Path) -> float:
-    """From the grant, as the server stamped it, to the first instruction of a shell; less what a bare one takes."""
-    found = []
-    for _ in range(10):
-        job = submit(client, ["/bin/sh", "-c", "date +%s%N"])
-        detail = until(
-            lambda job=job: (d := client.get(f"{API}/jobs/{job}"))["job"]["state"] == "succeeded" and d, "it"
+    print(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    added = [a - b for a, b in zip(starts["ours"], starts["bare"], strict=True)]
+    print(f"added to the start of a program: {middle(added):.0f} ms, at most {max(added):.0f} ms of {len(added)}\n")
+    head = ["a program that prints each ms", "lines/s", "processor, % of a core", "memory, MiB"]
+    print(
+        table(
+            head,
+            [[k, f"{v['lines_s']:.0f}", f"{v['cpu_percent']:.3f}", f"{v['memory_mib']:.0f}"] for k, v in costs.items()],
         )
-        place = folder / "data" / "instances" / job / "1" / "0"
-        begun_ns = int((place / "log").read_text())
-        written_ns = (place / "start.json").stat().st_mtime_ns  # the engine was told: from here on it exists
-        assert detail["attempts"]
-        found.append((begun_ns - written_ns) / 1e6)
-    return statistics.median(found)
+        + "\n"
+    )
+    words = ["detected", "program", "imported", "joined", "total"]
+    head = ["seconds after kill -9", *words[:-1], "first step", "least to most"]
+    print(table(head, [_row(side, ranks, words) for ranks, both in sides.items() for side in both]))
 
 
-def cost(client: Client, folder: Path, seconds: int) -> list[tuple[str, float]]:
-    job = submit(client, [sys.executable, "-c", LINES])
-    lock = folder / "data" / "instances" / job / "1" / "0" / "lock"
-    pid = int(until(lambda: lock.exists() and lock.read_text(), "the supervisor"))
-    until(lambda: client.get(f"{API}/jobs/{job}")["job"]["state"] == "running", "the program")
-    before, began = ticks(pid), time.monotonic()
-    time.sleep(seconds)
-    used_s = (ticks(pid) - before) / os.sysconf("SC_CLK_TCK")
-    share = 100 * used_s / (time.monotonic() - began)
-    memory = {
-        line.split(":")[0]: int(line.split()[1]) / 1024 for line in rollup(pid) if line.startswith(("Rss", "Pss:"))
-    }
-    client.post(f"{API}/jobs/{job}/stop")
-    return [
-        ("CPU of the supervisor at a line each ms, % of one core", share),
-        ("memory of the supervisor, RSS MiB", memory["Rss"]),
-        ("  of which not shared with others, PSS MiB", memory["Pss"]),
-    ]
-
-
-def ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
-def rollup(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-
-
-def recovery(client: Client, folder: Path, ranks: int, kills: int) -> list[tuple[float | None, float]]:
-    place = new_place(folder, f"sublet-{ranks}")
-    environment = {"BENCH_DIRECTORY": str(place), "OMP_NUM_THREADS": "1"}
-    job = submit(client, [sys.executable, str(place / "gang.py")], instances=ranks, env=environment)
-
-    def detected_ns(attempt: int) -> int:
-        ends = [folder / "data" / "instances" / job / str(attempt) / str(ranks - 1) / "end.json"]
-        return (
-            int(json.loads(until(lambda: ends[0].exists() and ends[0].read_text(), "its end"))["ended_ms"]) * 1_000_000
-        )
-
-    times = [kill_one(place, ranks, lambda number=number: detected_ns(number)) for number in range(1, kills + 1)]
-    (place / "done").touch()
-    until(lambda: client.get(f"{API}/jobs/{job}")["job"]["state"] in ("succeeded", "failed"), "its end")
-    return times
-
-
-# ---- torchrun
-
-
-def torchrun(folder: Path, ranks: int, kills: int) -> list[tuple[float | None, float]]:
-    """Each kill in a launch of its own."""
-    return [time for number in range(kills) for time in _torchrun_once(folder, ranks, number)]
-
-
-def _torchrun_once(folder: Path, ranks: int, number: int) -> list[tuple[float | None, float]]:
-    """Nothing when it did not come back."""
-    place = new_place(folder, f"torchrun-{ranks}-{number}")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc-per-node={ranks}",
-        f"--master-port={free_port()}",
-    ]
-    command += ["--max-restarts=3", str(place / "gang.py")]
-    environment = {**os.environ, "BENCH_DIRECTORY": str(place), "OMP_NUM_THREADS": "1", "BENCH_PORT": str(free_port())}
-    launcher = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        return [kill_one(place, ranks, None)]
-    except TimeoutError:
-        show(f"torchrun, {ranks} ranks: not back within so many seconds", PATIENCE_S)
-        return []
-    finally:
-        (place / "done").touch()
-        launcher.terminate()
-        launcher.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-# ---- both
-
-
-def new_place(folder: Path, name: str) -> Path:
-    place = folder / name
-    place.mkdir()
-    (place / "gang.py").write_text(GANG)
-    return place
-
-
-def kill_one(place: Path, ranks: int, detected_ns: Callable[[], int] | None) -> tuple[float | None, float]:
-    """Seconds until the loss was known, where that can be seen, and until the first step after it."""
-    until((place / "first").exists, "the first step")
-    steps = int((place / "step").read_text()) if (place / "step").exists() else 0
-    until(lambda: int((place / "step").read_text()) >= steps + 20, "20 steps")
-    (place / "first").unlink()
-    killed_ns = time.time_ns()
-    os.kill(int((place / f"pid.{ranks - 1}").read_text()), signal.SIGKILL)
-    first_ns = int(until(lambda: (place / "first").exists() and (place / "first").read_text(), "the next first step"))
-    known = None if detected_ns is None else (detected_ns() - killed_ns) / 1e9
-    return known, (first_ns - killed_ns) / 1e9
-
-
-def until(holds: Callable[[], Any], what: str) -> Any:
-    limit = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        if time.monotonic() > limit:
-            raise TimeoutError(f"{what} did not come within {PATIENCE_S} s")
-        time.sleep(0.01)
-    return found
+def _row(side: Side, ranks: int, words: list[str]) -> list[str]:
+    shown = [f"{middle([one[f'{word}_s'] for one in side.samples]):.2f}" for word in words]
+    totals = [one["total_s"] for one in side.samples]
+    return [f"{side.name}, {ranks} ranks", *shown, f"{min(totals):.2f} to {max(totals):.2f}"]
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield one
 
 
-def submit(server: Server, command: str, **keys: Any) -> str:
+def submit(server: Server, command: str | list[str], **keys: Any) -> str:
     return server.submit(json.dumps({"quota": "q", "gpu": 1, "command": command, **keys}))
 
 
@@ -134,20 +134,38 @@ def test_of_an_asynchronous_job_only_the_failed_instance_starts_again(server: Se
     assert [log(server, job, i).count("begins as") for i in range(3)] == [1, 2, 1]
 
 
-def test_all_ranks_leave_behind_the_same_step_when_the_owner_comes(server: Server) -> None:
-    job = server.submit(
-        json.dumps({"quota": "other", "idle": "only", "gpu": 2, "instances": 4, "launcher": "torchrun",
-                    "command": f"{PROGRAMS / 'gang.py'} 100000"})
-    )  # fmt: skip
+@pytest.mark.parametrize(("launcher", "ranks"), [("none", 2), ("torchrun", 4)])
+def test_all_ranks_leave_behind_the_same_step_when_the_owner_comes(server: Server, launcher: str, ranks: int) -> None:
+    command = f"{'python ' if launcher == 'none' else ''}{PROGRAMS / 'gang.py'} 100000"
+    keys = {"idle": "only", "gpu": ranks // 2, "instances": 2, "launcher": launcher, "command": command}
+    job = server.submit(json.dumps({"quota": "other", **keys}))
     until(lambda: steps_of(server, job) >= 5, "step 5")
     owner = submit(server, "true", gpu=4, instances=2)
     assert server.reaches(owner, "succeeded", "failed")["state"] == "succeeded"
-    text = "".join(log(server, job, instance, "--attempt", "1") for instance in range(4))
+    text = "".join(log(server, job, instance, "--attempt", "1") for instance in range(2))
     left = re.findall(r"rank (\d) leaves behind step (\d+)", text)
-    assert sorted(rank for rank, _ in left) == [str(rank) for rank in range(8)]
+    assert sorted(rank for rank, _ in left) == [str(rank) for rank in range(ranks)]
     assert len({step for _, step in left}) == 1
     view = server.job(job)
     assert (view["preemptions"], view["restarts"]) == (1, 0), "a preemption spends no budget"
+    server.run("stop", job)
+
+
+def test_the_grace_ends_early_when_the_checkpoint_library_says_that_all_is_saved(server: Server) -> None:
+    keys = {"idle": "only", "gpu": 4, "fault_tolerance": {"grace": "60s"}}
+    job = server.submit(json.dumps({"quota": "other", "command": f"python {PROGRAMS / 'saver.py'}", **keys}))
+    until(lambda: "step 3" in log(server, job), "its steps")
+    owner = submit(server, "true", gpu=4, instances=2)
+    server.reaches(owner, "succeeded")
+    names = ("notice.json", "notice.json.safe", "end.json")
+    notice, safe, ended = (json.loads((directory(server, job, 1, 0) / name).read_text()) for name in names)
+    assert notice["given_ms"] <= safe["at_ms"] <= ended["ended_ms"] < notice["deadline_ms"] - 10_000
+    assert safe["fresh"] and ended["verdict"] == ""
+    assert f"step {safe['step']}\n" in log(server, job, 0, "--attempt", "1"), "it is a step that was made"
+    view = server.job(job)
+    assert (view["preemptions"], view["restarts"]) == (1, 0)
+    resumed = until(lambda: re.search(r"begins behind step ([1-9]\d*), weight (\S+)", log(server, job)), "attempt 2")
+    assert float(resumed[2]) == int(resumed[1]), "what was saved is what the step had made"
     server.run("stop", job)
 
 
@@ -208,6 +226,21 @@ def test_a_stopped_process_is_reported_and_nothing_is_done_and_it_is_over_when_i
         os.kill(shell, signal.SIGCONT)
     until(lambda: "no output" not in server.run("why", job).out, "the end of the hang")
     assert pids(server, job, 0)[0] == shell
+    server.run("stop", job)
+
+
+def test_of_an_asynchronous_job_the_instance_that_hangs_starts_again_alone(server: Server) -> None:
+    program = "import time; print('begins as')\nfor i in range(9**9): print(i); time.sleep(.1)"
+    command = ["python", "-c", program]
+    tolerance = {"mode": "async", "hang": {"action": "restart", "after": "2s"}}
+    job = submit(server, command, instances=3, fault_tolerance=tolerance)
+    before = [until(lambda i=i: pids(server, job, i), "its processes")[0] for i in range(3)]
+    until(lambda: "\n3\n" in log(server, job, 1), "its output")
+    os.kill(before[1], signal.SIGSTOP)
+    until(lambda: log(server, job, 1).count("begins as") == 2, "its second begin")
+    assert [pids(server, job, i)[0] for i in (0, 2)] == [before[0], before[2]]
+    (restart,) = detail(server, job)["restarts"]
+    assert (restart["level"], restart["instance"], restart["cause"]) == ("instance", 1, "hang")
     server.run("stop", job)
 
 
@@ -299,6 +332,36 @@ def test_a_signal_that_comes_with_the_notice_and_a_code_of_its_own(server: Serve
     server.run("stop", job)
 
 
+# ---- nobody watches
+
+
+def test_training_goes_on_without_server_and_supervisor_and_all_of_it_is_told_once(tmp_path: Path) -> None:
+    data, go = tmp_path / "data", tmp_path / "go"
+    script = (
+        "import os, time; from sublet.job import checkpointed, progress\n"
+        f"for step in range(1, 9):\n    while step > 2 and not os.path.exists({str(go)!r}): time.sleep(.02)\n"
+        "    progress(step, 9); checkpointed(step)\nos.kill(os.getpid(), 11)"
+    )
+    one = start(data, tmp_path)
+    tolerance = {"policy": "never"}
+    job = one.submit(
+        json.dumps({"quota": "team-a", "gpu": 1, "command": ["python", "-c", script], "fault_tolerance": tolerance})
+    )
+    until(lambda: steps_of(one, job) == 2, "step 2")
+    place = directory(one, job, 1, 0)
+    end(one, signal.SIGKILL)
+    processes.send(int((place / "lock").read_text()), signal.SIGKILL)
+    (trainer,) = pids(one, job, 0)
+    go.touch()
+    until((place / "exit").exists, "its exit code")
+    assert processes.start_ticks(trainer) is None and not (place / "end.json").exists(), "nobody was there to see it"
+    with serving(data, tmp_path) as again:
+        done = again.reaches(job, "failed", "succeeded")
+        assert (done["state"], len(done["attempts"]), steps_of(again, job)) == ("failed", 1, 8)
+        assert "SIGSEGV" in detail(again, job)["attempts"][0]["evidence"]
+        assert len(told(again, job, "ended")) == 1
+
+
 # ---- logs
 
 
@@ -313,7 +376,7 @@ def test_logs_of_five_attempts_after_a_restart_of_the_server(tmp_path: Path) -> 
         text = log(again, job)
         assert re.findall(r"needle (\d)", text) == ["1", "2", "3", "4", "5"]
         assert len(re.findall(r"(?m)^--- attempt \d", text)) == 5, "a line before each"
-        found = log(again, job, 0, "--search", "needle")
+        found = log(again, job, 0, "--grep", "needle")
         assert found.count("needle") == 5 and "hay" not in found and "--- attempt 3" in found
         assert log(again, job, 0, "--attempt", "3") == "needle 3\nhay\n"
         silent = again.submit('{"quota": "team-a", "gpu": 1, "command": "true"}')

@@ -329,7 +329,7 @@ def _why(answer: dict[str, Any]) -> str:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option("--attempt", type=int, help="Only this one; otherwise all, one after the other.")
 @click.option("--instance", type=int, default=0, show_default=True, help="Of which instance.")
-@click.option("--search", metavar="TEXT", help="Only the lines that contain this.")
+@click.option("--search", "--grep", "search", metavar="TEXT", help="Only the lines that contain this.")
 @click.pass_context
 def logs(
     context: click.Context, job: str, follow: bool, attempt: int | None, instance: int, search: str | None

@@ -31,6 +31,7 @@ from sublet.supervisor import files, logs, processes, report
 
 KILL_AFTER_MS = 30_000  # from the SIGTERM at the end of the grace to the SIGKILL
 RETELL_MS = 5_000
+SUPERVISOR = str(Path(files.__file__).with_name("__main__.py"))
 SUPERVISORS_AT_MOST = 5  # for one instance, before it is given up
 
 
@@ -165,14 +166,21 @@ class LocalEngine:
     def _start(self, effect: StartGang) -> None:
         with self._lock:
             meeting = self._meeting(effect)
+            new, taken = [], list[tuple[str, int]]()
             for position, instance in enumerate(effect.instances):
                 ref = InstanceRef(job=effect.job, attempt=effect.attempt, instance=instance)
                 directory = self._directory(ref)
                 if ref in self._watched or files.exists(str(directory), files.ACKNOWLEDGED):
                     continue
+                new.append(directory)
                 if not files.exists(str(directory), files.START):
                     place = instance if len(effect.lease.nodes) > len(effect.instances) else position
-                    self._prepare(effect, ref, place, meeting)
+                    self._prepare(effect, ref, place, meeting, taken)
+            if taken:
+                attempt = self.directory / effect.job / str(effect.attempt)
+                for parent in (attempt, attempt.parent, self.directory):
+                    files.sync_directory(str(parent))
+            for directory in new:
                 self._watch(directory)
 
     def _restart(self, effect: RestartInstance) -> None:
@@ -216,12 +224,16 @@ class LocalEngine:
     def _memory_group(self, cgroup: str, name: str, most: int) -> str:
         return processes.limit_memory(cgroup, name, most) if most else ""
 
-    def _prepare(self, effect: StartGang, ref: InstanceRef, position: int, meeting: Meeting) -> None:
-        """From here on the instance exists, whatever ends this process."""
+    def _prepare(
+        self, effect: StartGang, ref: InstanceRef, position: int, meeting: Meeting, taken: list[tuple[str, int]]
+    ) -> None:
+        """From here on the instance exists, whatever ends this process. `taken`: node and device, by others of the
+        gang; what this one takes is put to them."""
         directory = self._directory(ref)
         directory.mkdir(parents=True, exist_ok=True)
         node, gpus = effect.lease.nodes[position], effect.lease.gpus[position]
-        devices = self._free_devices(node, gpus)
+        devices = self._free_devices(node, gpus, taken)
+        taken += [(node, device) for device in devices]
         # Two servers on one machine may use the same job ids: the directory's own number keeps their processes apart.
         own = directory.stat().st_ino
         mark = f"{ref}@{own}"
@@ -256,8 +268,6 @@ class LocalEngine:
         if not effect.request.program.checkpoint_dir:
             Path(environment["SUBLET_CHECKPOINT_DIR"]).mkdir(parents=True, exist_ok=True)
         files.write(str(directory), files.START, start)
-        for parent in (directory.parent, directory.parent.parent, self.directory):
-            files.sync_directory(str(parent))
 
     def _settings(self, effect: StartGang) -> dict[str, Any]:
         """What the job says to its supervisors; the cluster's own signs come behind the job's."""
@@ -274,10 +284,11 @@ class LocalEngine:
         wanted = DLC_PORT if settings_of(effect.request.program).get("compat") == "dlc" else 0
         return Meeting(port=_free_port(wanted), secret=secrets.token_hex(16))
 
-    def _free_devices(self, node: str, count: int) -> list[int]:
+    def _free_devices(self, node: str, count: int, given: Sequence[tuple[str, int]]) -> list[int]:
         total = next((one.gpu for one in self.nodes if one.name == node), 0)
         running = [one for one in self._watched.values() if one.node == node and one.told_end_ms is None]
         taken = {device for one in running for device in one.devices}
+        taken |= {device for name, device in given if name == node}
         free = [device for device in range(total) if device not in taken]
         if len(free) < count:
             raise AssertionError(f"node {node} has {len(free)} free devices, {count} were granted")
@@ -310,7 +321,7 @@ class LocalEngine:
             return
         watched.starts += 1
         watched.supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-m", "sublet.supervisor", str(watched.directory)],
+            [sys.executable, "-I", "-S", SUPERVISOR, str(watched.directory)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -346,7 +357,7 @@ class LocalEngine:
             with self._lock:
                 for descriptor in ready:
                     gone = self._by_descriptor.get(descriptor)
-                    if gone is not None:
+                    if gone is not None and _is_readable(descriptor):  # its number may be another's since
                         self._supervisor_gone(gone)
                 self._look_at_all(files.now_ms())
 
@@ -474,6 +485,12 @@ def _free_port(wanted: int) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise AssertionError("no port is free")
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _names(ref: InstanceRef) -> dict[str, Any]:

@@ -4,13 +4,16 @@ Rule: a program is started at most once. Between the supervisor and the program 
 nothing but write the exit code down, so that the code survives the supervisor.
 """
 
+from __future__ import annotations
+
 import os
 import signal
-import subprocess
-from dataclasses import dataclass
-from typing import Any
 
 from sublet.supervisor import files, processes
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded: see watch.py
+if TYPE_CHECKING:
+    from typing import Any
 
 # The trap keeps the shell alive when the program signals its own group; a handler, unlike an ignored signal, is not
 # inherited by the program. The first line moves the shell, and so all that follows, into the instance's cgroups. What
@@ -26,13 +29,13 @@ echo $code > "$exit_file.new" && mv "$exit_file.new" "$exit_file"
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Keeper:
-    """`descriptor` becomes readable when it is gone; None: it is gone already."""
+    """`descriptor` becomes readable when it is gone; None: it is gone already. `is_ours`: we started it ourselves."""
 
-    pid: int
-    descriptor: int | None
-    process: subprocess.Popen[bytes] | None = None  # when we started it ourselves
+    __slots__ = ("descriptor", "is_ours", "pid")
+
+    def __init__(self, *, pid: int, descriptor: int | None, is_ours: bool = False) -> None:
+        self.pid, self.descriptor, self.is_ours = pid, descriptor, is_ours
 
 
 def start(directory: str, settings: dict[str, Any]) -> Keeper:
@@ -41,19 +44,25 @@ def start(directory: str, settings: dict[str, Any]) -> Keeper:
     groups = " ".join(sorted({settings["cgroup"], settings["memory_group"]} - {""}))
     environment = {**os.environ, **settings["environment"], "SUBLET_KEEPER_GROUPS": groups}
     exit_file = os.path.join(directory, files.EXIT)
-    with open(settings["log"], "ab") as log:
-        process = subprocess.Popen(
+    os.chdir(settings["workdir"] or directory)
+    try:
+        pid = os.posix_spawn(
+            "/bin/sh",
             ["/bin/sh", "-c", KEEPER, "sublet", exit_file, *settings["argv"]],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=settings["workdir"] or directory,
-            env=environment,
-            start_new_session=True,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, settings["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them; the program has not asked for that
         )
-    descriptor = os.pidfd_open(process.pid)
-    record(directory, process.pid)
-    return Keeper(pid=process.pid, descriptor=descriptor, process=process)
+    finally:
+        os.chdir("/")
+    descriptor = os.pidfd_open(pid)
+    record(directory, pid)
+    return Keeper(pid=pid, descriptor=descriptor, is_ours=True)
 
 
 def record(directory: str, pid: int) -> None:
@@ -103,8 +112,10 @@ def exit_code(directory: str, keeper: Keeper) -> int | None:
 
 def _status(keeper: Keeper) -> int | None:
     """Of a keeper that was killed itself, when it is our own child."""
-    status = keeper.process.wait() if keeper.process is not None else None
-    return 128 - status if status is not None and status < 0 else None
+    if not keeper.is_ours:
+        return None
+    status = os.waitstatus_to_exitcode(os.waitpid(keeper.pid, 0)[1])
+    return 128 - status if status < 0 else None
 
 
 def terminate_leader(keeper: Keeper) -> bool:
@@ -112,4 +123,5 @@ def terminate_leader(keeper: Keeper) -> bool:
     leaders = processes.leaders_of(keeper.pid)
     for leader in leaders:
         processes.send(leader, signal.SIGTERM)
+        processes.send(leader, signal.SIGCONT)  # one that is stopped would hear nothing
     return bool(leaders)

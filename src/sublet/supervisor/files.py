@@ -2,6 +2,7 @@
 
 start.json    the engine: what to run            stop.json     the engine: end at once
 notice.json   the engine: leave by a deadline    acknowledged  the engine: the end is known, nothing is owed
+notice.json.safe  the program: all is saved, a stop costs nothing (the checkpoint library writes it)
 starting      the supervisor: from here on the program may have been started
 keeper.json   the supervisor: the process that holds the program
 exit          the keeper: the program's exit code
@@ -16,10 +17,15 @@ stacks.json   where every process stood when the program hung
 In the directory of an attempt: trouble.json, what the engine has told of it.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import time
-from typing import Any
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded: see watch.py
+if TYPE_CHECKING:
+    from typing import Any
 
 START, STOP, NOTICE, STARTING, KEEPER, EXIT = (
     "start.json",
@@ -31,6 +37,7 @@ START, STOP, NOTICE, STARTING, KEEPER, EXIT = (
 )
 REPORT, END, WAKE, LOCK, LOG, ACKNOWLEDGED = "report.jsonl", "end.json", "wake", "lock", "log", "acknowledged"
 CUT, STACKS, TROUBLE = "log.cut", "stacks.json", "trouble.json"
+SAFE = NOTICE + ".safe"
 SOCKET = "engine.sock"  # in the directory above all jobs: word to the engine that something has changed
 
 

@@ -4,10 +4,15 @@ Rule: what was printed keeps its place in the file for ever. The program writes 
 survives whoever watches; what is too much is punched out of the middle, where the file system can do that.
 """
 
+from __future__ import annotations
+
 import os
-from typing import Any
 
 from sublet.supervisor import files
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded: see watch.py
+if TYPE_CHECKING:
+    from typing import Any
 
 KEEP_FIRST_BYTES = 8 * 1024 * 1024
 KEEP_LAST_BYTES = 56 * 1024 * 1024

@@ -1,7 +1,8 @@
 """The supervisor's life: take the instance over, wait, act on orders, and tell the end once nothing is left.
 
 Rule: it sleeps until its keeper ends, the pipe wakes it or a time comes; all it does by the clock is one look a second
-at the size of the log.
+at the size of the log. And the program waits for nothing that the supervisor needs later: it loads little of Python
+before the start (no dataclasses, no typing, no subprocess, which take 20 ms) and the rest a second later.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ import fcntl
 import os
 import select
 import signal
-from typing import TYPE_CHECKING, Any
 
-from sublet.supervisor import child, files, logs, processes, report
+from sublet.supervisor import child, files, logs, notice, processes
 from sublet.supervisor.child import Keeper
 from sublet.supervisor.notice import Orders, orders
 
+TYPE_CHECKING = False  # as in `typing`
 if TYPE_CHECKING:
+    from typing import Any
+
     from sublet.supervisor.diagnose import Verdict
 
 LOOK_AGAIN_MS = 50  # while killed processes are on their way out
 LOOK_AT_LOG_MS = 1_000
+LOOK_IF_SAFE_MS = 100  # while a notice stands: an owner waits
 KILLED = 137
 NOT_STARTED = 143  # told to go before it began
 CANNOT_START = 126
@@ -35,6 +39,12 @@ def watch(directory: str) -> None:
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     if not files.exists(directory, files.END):
         _Watch(directory).live()
+    _tell_engine(directory)
+
+
+def _tell_engine(directory: str) -> None:
+    from sublet.supervisor import report
+
     report.tell_engine(directory)
 
 
@@ -62,13 +72,15 @@ class _Watch:
                 keeper = child.start(self._directory, self._settings)
             except OSError as problem:
                 return self._fail_to_start(problem)
-        report.tell_engine(self._directory)
+        _tell_engine(self._directory)
         self._wait(keeper)
         self._bury(keeper)
         self._read_orders()
         code = child.exit_code(self._directory, keeper)
         if code is None and self._orders.is_told_to_go:
             code = KILLED  # the keeper was killed with the program
+        from sublet.supervisor import report
+
         finished = report.is_finished(self._directory, code, was_noticed=self._was_noticed)
         return self._end(code, finished=finished, verdict=None if finished else self._verdict(code))
 
@@ -86,9 +98,10 @@ class _Watch:
         poll = select.poll()
         poll.register(keeper.descriptor, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
+        look_ms = files.now_ms() + LOOK_AT_LOG_MS
         while True:
-            due = self._carry_out(keeper)
-            ready = {descriptor for descriptor, _ in poll.poll(min(due, LOOK_AT_LOG_MS))}
+            due = min(self._carry_out(keeper), max(1, look_ms - files.now_ms()))
+            ready = {descriptor for descriptor, _ in poll.poll(due)}
             if keeper.descriptor in ready:
                 os.close(keeper.descriptor)
                 return
@@ -96,14 +109,19 @@ class _Watch:
                 os.read(self._wake, 4096)
                 self._read_orders()
                 self._pass_on()
-            elif not ready:
+            if files.now_ms() >= look_ms:  # however often it is woken
+                look_ms = files.now_ms() + LOOK_AT_LOG_MS
                 self._bound_log()
+                from sublet.supervisor import diagnose, report  # noqa: F401 (for the end, which is not to wait for it)
 
     def _carry_out(self, keeper: Keeper) -> int:
         """What is due is done; milliseconds to the next that will be."""
         now, due = files.now_ms(), self._orders
         if due.is_noticed and not self._is_signalled:
             self._is_signalled = self._signal_notice(keeper)
+        if due.is_noticed and not due.is_safe and self._terminated_ms is None:
+            self._read_orders()
+            due = self._orders
         if due.terminate_ms is None or due.kill_ms is None:
             return LOOK_AT_LOG_MS
         if now >= due.kill_ms:
@@ -113,8 +131,9 @@ class _Watch:
             if not child.terminate_leader(keeper):
                 return LOOK_AGAIN_MS
             self._terminated_ms = due.terminate_ms
-        next_ms = due.kill_ms if now >= due.terminate_ms else due.terminate_ms
-        return max(1, next_ms - now)
+        if now >= due.terminate_ms:
+            return max(1, due.kill_ms - now)
+        return max(1, min(due.terminate_ms - now, LOOK_IF_SAFE_MS if due.is_noticed else LOOK_AT_LOG_MS))
 
     def _signal_notice(self, keeper: Keeper) -> bool:
         """Of a job that asked for a signal beside the file. False: nobody is there to hear it yet."""
@@ -140,12 +159,15 @@ class _Watch:
             select.select([], [], [], LOOK_AGAIN_MS / 1000 / 10)
 
     def _read_orders(self) -> None:
-        notice, stop = files.read(self._directory, files.NOTICE), files.read(self._directory, files.STOP)
-        self._orders = orders(notice, stop, self._settings["kill_after_ms"])
+        given, stop = files.read(self._directory, files.NOTICE), files.read(self._directory, files.STOP)
+        safe_ms = None if given is None else notice.safe_ms(self._directory, given["given_ms"])
+        self._orders = orders(given, stop, self._settings["kill_after_ms"], safe_ms)
         self._was_noticed = self._orders.is_noticed
         self._is_signalled = self._is_signalled and self._was_noticed
 
     def _pass_on(self) -> None:
+        from sublet.supervisor import report
+
         said, self._report_end = report.lines(self._directory, self._report_end)
         if any("checkpoint" in line for line in said):
             report.tell_engine(self._directory)
@@ -157,13 +179,15 @@ class _Watch:
 
     def _verdict(self, code: int | None) -> Verdict | None:
         """None for a program that was told to go, and went."""
-        from sublet.supervisor import diagnose  # a table of patterns, needed by few and only now
+        if self._terminated_ms is not None and not self._orders.is_hang:
+            return None
+        from sublet.supervisor import diagnose  # a table of patterns
 
         wishes = self._settings["settings"]
         if self._orders.is_hang:
             return diagnose.ended_in_a_hang()
         saved = wishes.get("checkpoint_exit_code", diagnose.SAVED)
-        if self._terminated_ms is not None or (self._was_noticed and code in (0, saved)):
+        if self._was_noticed and code in (0, saved):
             return None
         if code == saved:
             return diagnose.saved_and_left(saved)
@@ -183,6 +207,8 @@ class _Watch:
             processes.remove_cgroup(group)
         end: dict[str, Any] = {"exit_code": code, "finished": finished, "ended_ms": files.now_ms()}
         end |= {"verdict": "", "evidence": "", "error": ""} if verdict is None else verdict.told()
+        from sublet.supervisor import report
+
         files.write(self._directory, files.END, {**end, "phase": report.phase_of(self._directory)})
 
 
