@@ -30,6 +30,7 @@ quotas:
 verdicts:
   - {match: "the licence server is gone", is: infrastructure}
 """
+PRINTER = ["python", "-c", "import time; print('begins as')\nfor i in range(9**9): print(i); time.sleep(.1)"]
 
 
 @pytest.fixture(scope="module")
@@ -214,26 +215,23 @@ def test_a_collective_that_one_rank_does_not_come_to_is_a_hang_and_that_rank_is_
 
 
 def test_a_stopped_process_is_reported_and_nothing_is_done_and_it_is_over_when_it_goes_on(server: Server) -> None:
-    command = "for i in $(seq 1000000); do echo $i; sleep 0.1; done"
-    job = submit(server, command, fault_tolerance={"hang": {"after": "2s"}})
+    job = submit(server, PRINTER, fault_tolerance={"hang": {"after": "2s"}})
     until(lambda: "3" in log(server, job), "its output")
-    (shell, *_) = pids(server, job, 0)
-    os.kill(shell, signal.SIGSTOP)
+    (program,) = pids(server, job, 0)
+    os.kill(program, signal.SIGSTOP)
     try:
         said = until(lambda: (why := server.run("why", job).out) and "no output" in why and why, "the hang in why")
         assert server.job(job)["state"] == "running" and "hang" in said
     finally:
-        os.kill(shell, signal.SIGCONT)
+        os.kill(program, signal.SIGCONT)
     until(lambda: "no output" not in server.run("why", job).out, "the end of the hang")
-    assert pids(server, job, 0)[0] == shell
+    assert pids(server, job, 0) == [program]
     server.run("stop", job)
 
 
 def test_of_an_asynchronous_job_the_instance_that_hangs_starts_again_alone(server: Server) -> None:
-    program = "import time; print('begins as')\nfor i in range(9**9): print(i); time.sleep(.1)"
-    command = ["python", "-c", program]
     tolerance = {"mode": "async", "hang": {"action": "restart", "after": "2s"}}
-    job = submit(server, command, instances=3, fault_tolerance=tolerance)
+    job = submit(server, PRINTER, instances=3, fault_tolerance=tolerance)
     before = [until(lambda i=i: pids(server, job, i), "its processes")[0] for i in range(3)]
     until(lambda: "\n3\n" in log(server, job, 1), "its output")
     os.kill(before[1], signal.SIGSTOP)
