@@ -254,14 +254,17 @@ def test_the_next_agent_knows_which_copy_is_the_newest(tmp_path: Path, monkeypat
     assert print_of(again.state) == wanted
 
 
-def test_a_copy_of_ones_own_is_loaded_from_memory_before_it_is_on_disk(tmp_path: Path) -> None:
+def test_a_copy_of_ones_own_is_loaded_from_memory_before_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUBLET_CHECKPOINT_FAULT", "data-written=errno:EIO")  # it stays in memory alone
     run = small(64)
     with Checkpointer(tmp_path, every=1) as ckpt:
         run.train()
-        assert ckpt.save_now(1, run.state, wait=True)
+        until(lambda: ckpt.save_now(1, run.state))
         run.train()
         before = print_of(run.state)
-        assert ckpt.save_now(2, run.state)
+        until(lambda: ckpt.save_now(2, run.state))
         run.train()
         loaded = ckpt.load(run.state)
         assert loaded is not None and (loaded.step, loaded.tier) == (2, "memory")
