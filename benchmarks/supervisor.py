@@ -33,6 +33,12 @@ from sublet.engines.local import LocalEngine
 
 RANK = Path(__file__).with_name("supervisor_rank.py")
 TALKER = "import time\nfor n in range(10**9):\n    print(n, flush=True)\n    time.sleep(0.001)\n"
+CALLS = """
+import timeit
+from sublet.job import notice, progress
+for call in (notice.received, lambda: progress(1, 2)):
+    print(min(timeit.repeat(call, number=20_000, repeat=5)) / 20_000 * 1e9)
+"""
 PATIENCE_S = 120
 SETTLE_STEPS = 15  # between two kills
 LOOK_S = 0.005
@@ -148,6 +154,15 @@ def running(on: Stage, folder: Path, seconds: float) -> dict[str, dict[str, floa
     finally:
         agent.terminate()
         agent.wait()
+
+
+def call_ns(folder: Path) -> dict[str, float]:
+    """Of what a program calls each step, in a process of its own; no notice is there."""
+    files = {"SUBLET_NOTICE_FILE": f"{folder}/notice.json", "SUBLET_REPORT_FILE": f"{folder}/report.jsonl"}
+    argv = [sys.executable, "-c", CALLS]
+    done = subprocess.run(argv, env=_environment() | files, capture_output=True, text=True, check=True)
+    received, progress = map(float, done.stdout.split())
+    return {"notice.received()": received, "progress()": progress}
 
 
 def _watched(pid: int, log: Path, seconds: float) -> dict[str, float]:
@@ -346,13 +361,14 @@ def main() -> None:
         with stage(folder / "instances") as on:
             starts = start_ms(on, folder, chosen.starts)
             costs = running(on, folder, chosen.seconds)
+        calls = call_ns(folder)
         sides = {
             ranks: recovery(folder / f"ranks-{ranks}", ranks, chosen.kills)
             for ranks in map(int, chosen.ranks.split(","))
         }
     if chosen.json:
         samples = {f"{side.name} {ranks}": side.samples for ranks, both in sides.items() for side in both}
-        print(json.dumps({"start_ms": starts, "running": costs, "recovery": samples}))
+        print(json.dumps({"start_ms": starts, "running": costs, "call_ns": calls, "recovery": samples}))
         return
     print(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     added = [a - b for a, b in zip(starts["ours"], starts["bare"], strict=True)]
@@ -365,6 +381,7 @@ def main() -> None:
         )
         + "\n"
     )
+    print("; ".join(f"{name} takes {ns / 1000:.1f} µs" for name, ns in calls.items()) + "\n")
     words = ["detected", "program", "imported", "joined", "total"]
     head = ["seconds after kill -9", *words[:-1], "first step", "least to most"]
     print(table(head, [_row(side, ranks, words) for ranks, both in sides.items() for side in both]))

@@ -32,6 +32,7 @@ from sublet.supervisor import files, logs, processes, report
 KILL_AFTER_MS = 30_000  # from the SIGTERM at the end of the grace to the SIGKILL
 RETELL_MS = 5_000
 SUPERVISOR = str(Path(files.__file__).with_name("__main__.py"))
+LOWEST_PORT, USUAL_FIRST_GIVEN_PORT = 20_000, 32_768
 SUPERVISORS_AT_MOST = 5  # for one instance, before it is given up
 
 
@@ -476,8 +477,10 @@ class LocalEngine:
 
 
 def _free_port(wanted: int) -> int:
-    """The wanted one where nobody listens there, else any."""
-    for port in (wanted, 0):
+    """The wanted one where nobody listens there, else one that the kernel gives to no connection: it is bound only when
+    rank 0 is up, seconds later."""
+    others = [LOWEST_PORT + secrets.randbelow(max(1, _first_given_port() - LOWEST_PORT)) for _ in range(20)]
+    for port in (*([wanted] if wanted else []), *others, 0):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -485,6 +488,14 @@ def _free_port(wanted: int) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise AssertionError("no port is free")
+
+
+def _first_given_port() -> int:
+    """From here on the kernel gives ports to connections that ask for none."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # not shown in this container
+        return USUAL_FIRST_GIVEN_PORT
 
 
 def _is_readable(descriptor: int) -> bool:
