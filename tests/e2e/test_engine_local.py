@@ -208,6 +208,20 @@ def test_a_program_behind_a_shell_is_told_to_end_and_not_the_shell(stage: Stage,
     assert "saved" in stage.log()
 
 
+def test_a_shell_that_goes_on_with_its_next_command_is_told_to_end_too(stage: Stage) -> None:
+    stage.engine.carry_out(start("echo up; while :; do sleep 0.2; done"))
+    until(lambda: "up" in stage.log())
+    stage.engine.carry_out(STOP)
+    assert stage.end().exit_code == 143, "not killed at the last"
+
+
+def test_what_is_tidied_up_behind_a_program_that_was_told_to_end_may_take_a_moment(stage: Stage) -> None:
+    stage.engine.carry_out(start("echo up; sleep 300; sleep 0.5; echo tidy; exit 4"))
+    until(lambda: "up" in stage.log())
+    stage.engine.carry_out(STOP)
+    assert stage.end().exit_code == 4 and "tidy" in stage.log()
+
+
 def test_what_ignores_the_end_is_killed_with_all_its_children(stage: Stage) -> None:
     stage.open(kill_after_ms=200)
     script = "trap '' TERM; (setsid sh -c 'echo child $$; exec sleep 300') & sleep 300; sleep 300"

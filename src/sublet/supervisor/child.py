@@ -118,10 +118,23 @@ def _status(keeper: Keeper) -> int | None:
     return 128 - status if status < 0 else None
 
 
-def terminate_leader(keeper: Keeper) -> bool:
-    """SIGTERM to the program's leader alone: its data loaders must not die under it. False: it is not there (yet)."""
+def terminate_leader(keeper: Keeper) -> list[int]:
+    """SIGTERM to the program's leader alone: its data loaders must not die under it. Who was told; nobody: it is not
+    there (yet)."""
     leaders = processes.leaders_of(keeper.pid)
     for leader in leaders:
-        processes.send(leader, signal.SIGTERM)
-        processes.send(leader, signal.SIGCONT)  # one that is stopped would hear nothing
-    return bool(leaders)
+        _terminate(leader)
+    return leaders
+
+
+def terminate_shell(keeper: Keeper) -> None:
+    """And the shell before it, which goes on with its next command."""
+    shell = processes.child_of(keeper.pid)
+    if shell is not None:
+        _terminate(shell)
+    terminate_leader(keeper)
+
+
+def _terminate(pid: int) -> None:
+    processes.send(pid, signal.SIGTERM)
+    processes.send(pid, signal.SIGCONT)  # one that is stopped would hear nothing

@@ -15,7 +15,7 @@ import signal
 
 from sublet.supervisor import child, files, logs, notice, processes
 from sublet.supervisor.child import Keeper
-from sublet.supervisor.notice import Orders, orders
+from sublet.supervisor.notice import LEAVES_BY_ITSELF_MS, Orders, orders
 
 TYPE_CHECKING = False  # as in `typing`
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class _Watch:
         self._mark: str = self._settings["mark"]
         self._orders = Orders()
         self._terminated_ms: int | None = None  # the time of the order that was carried out
+        self._told: list[int] = []  # who got its SIGTERM
+        self._left_ms: int | None = None  # when all of those were seen to be gone
         self._was_noticed = False
         self._is_signalled = False  # the program was told of its notice by a signal, as it asked for
         self._report_end = 0
@@ -128,12 +130,22 @@ class _Watch:
             processes.kill_all(keeper.pid, self._mark, self._settings["cgroup"])
             return LOOK_AGAIN_MS
         if now >= due.terminate_ms and self._terminated_ms != due.terminate_ms:
-            if not child.terminate_leader(keeper):
+            self._told = child.terminate_leader(keeper)
+            if not self._told:
                 return LOOK_AGAIN_MS
-            self._terminated_ms = due.terminate_ms
+            self._terminated_ms, self._left_ms = due.terminate_ms, None
         if now >= due.terminate_ms:
-            return max(1, due.kill_ms - now)
+            return max(1, min(due.kill_ms - now, self._press_on(keeper, now)))
         return max(1, min(due.terminate_ms - now, LOOK_IF_SAFE_MS if due.is_noticed else LOOK_AT_LOG_MS))
+
+    def _press_on(self, keeper: Keeper, now: int) -> int:
+        """A shell may go on with its next command when the one that was told is gone: it has some time to tidy up."""
+        if self._left_ms is None and not any(processes.start_ticks(pid) for pid in self._told):
+            self._left_ms = now
+        if self._left_ms is not None and now - self._left_ms >= LEAVES_BY_ITSELF_MS:
+            child.terminate_shell(keeper)
+            self._left_ms = now
+        return LOOK_IF_SAFE_MS
 
     def _signal_notice(self, keeper: Keeper) -> bool:
         """Of a job that asked for a signal beside the file. False: nobody is there to hear it yet."""
