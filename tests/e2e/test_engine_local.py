@@ -255,6 +255,19 @@ def test_a_victim_that_has_not_started_never_starts(stage: Stage) -> None:
     assert "started" not in stage.log()
 
 
+def test_the_log_of_a_program_that_reports_all_the_time_is_bounded_too(stage: Stage) -> None:
+    stage.engine.keep_log_bytes = 4096, 65_536
+    script = (
+        "import itertools, time\\nfrom sublet.job import checkpointed\\n"
+        "for step in itertools.count():\\n    print(step, 999 * chr(46)); checkpointed(step); time.sleep(.01)"
+    )
+    stage.engine.carry_out(start(f"printf '{script}' | {sys.executable} -"))
+    until(stage.path("log.cut").exists)
+    assert stage.log().startswith("0 ..."), "its first part is there"
+    stage.engine.carry_out(STOP)
+    stage.end()
+
+
 def test_left_over_children_are_gone_before_the_end_is_told(stage: Stage) -> None:
     stage.engine.carry_out(start("setsid sleep 300 & echo $!; exit 3"))
     assert stage.end().exit_code == 3
