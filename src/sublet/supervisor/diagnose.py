@@ -83,6 +83,7 @@ SIGNS: tuple[Sign, ...] = (
         r"driver/library version mismatch|no NVIDIA driver|libcuda\.so\.1: cannot open shared object file",
         r"CUDA driver version is insufficient for CUDA runtime version",
         r"\b(503 (Server Error|Service Unavailable)|504 (Server Error|Gateway Time-?out)|SlowDown)\b",
+        r"failed \(exitcode: -(9|7)\) local_rank",  # torchrun on a rank that was killed; its peers see a reset
         r"NVML: (Driver|Unknown Error)|nvidia-container-cli: (initialization|device) error",
     ),
     *_signs(
