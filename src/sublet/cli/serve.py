@@ -355,6 +355,7 @@ def _listen(host: str, port: int) -> socket.socket:
 @contextmanager
 def _turning(controller: Any, life: _Life) -> Iterator[None]:
     controller.recover()
+    controller.turn()  # what the configuration says holds before anybody is answered
     with life.part("controller", controller.run, controller.stop):
         yield
 
