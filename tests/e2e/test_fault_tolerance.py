@@ -243,7 +243,7 @@ def test_of_an_asynchronous_job_the_instance_that_hangs_starts_again_alone(serve
 
 
 def test_an_instance_that_does_not_end_when_the_others_are_done(server: Server) -> None:
-    tolerance = {"exit_hang": "2s", "hang": {"action": "restart"}}
+    tolerance = {"exit_hang": "8s", "hang": {"action": "restart"}}
     job = gang(server, "10 stay 10", 2, fault_tolerance=tolerance)
     assert server.reaches(job, "succeeded", "failed")["state"] == "succeeded"
     (restart,) = detail(server, job)["restarts"]
