@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -389,53 +387,3 @@ def test_what_user_code_imports_needs_nothing_but_python() -> None:
         [sys._base_executable, "-I", "-S", "-c", code, str(source)], capture_output=True, text=True, check=False
     )
     assert done.stdout == "fine\n", done.stderr
-
-
-# ---- webhooks
-
-
-class Receiver(ThreadingHTTPServer):
-    """Keeps what is posted to it."""
-
-    def __init__(self) -> None:
-        self.got: list[dict[str, Any]] = []
-        super().__init__(("127.0.0.1", 0), Taker)
-
-
-class Taker(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def test_webhooks_hear_of_failures_also_when_the_server_was_killed_in_between(tmp_path: Path) -> None:
-    receiver = Receiver()
-    thread = threading.Thread(target=receiver.serve_forever)
-    url = f"http://127.0.0.1:{receiver.server_address[1]}/"
-    one = start(tmp_path / "data", tmp_path)
-    made = one.run("notify", "add", "all", "--url", url, "--on", "failed,preempted")
-    assert made.code == 0 and "whsec_" in made.out
-    job = one.submit('{"quota": "team-a", "gpu": 1, "command": "exit 3", "fault_tolerance": {"policy": "never"}}')
-    one.reaches(job, "failed")  # nobody takes it yet
-    end(one, signal.SIGKILL)
-    thread.start()
-    try:
-        with serving(tmp_path / "data", tmp_path) as again:
-            until(lambda: receiver.got, "the message")
-            assert again.run("notify", "test", "all").out.startswith("delivered: 204")
-            assert "failed" in again.run("notify", "log").out
-            assert again.run("notify", "rm", "all").code == 0
-            assert again.run("notify", "test", "all").code == 2
-    finally:
-        receiver.shutdown()
-        thread.join()
-        receiver.server_close()
-    told = [one for one in receiver.got if one["type"] == "dev.sublet.failed"]
-    assert {one["subject"] for one in told} == {job} and len({one["id"] for one in told}) == 1
-    assert told[0]["data"]["why"] == "fault tolerance is off"

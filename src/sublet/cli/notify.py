@@ -30,7 +30,16 @@ def notify() -> None:
 def add(context: click.Context, name: str, url: str, kinds: str, quota: str, output: str) -> None:
     """Tell NAME from now on. Without --on it hears only of jobs that name it in their file."""
     body = {"name": name, "url": url, "on": [kind for kind in kinds.split(",") if kind], "quota": quota}
-    emit(output, client(context).post(f"{API}/webhooks", body), _made)
+    emit(output, client(context).post(f"{API}/webhooks", body), _made, name="name")
+
+
+@notify.command()
+@click.argument("name")
+@output_option
+@click.pass_context
+def rotate(context: click.Context, name: str, output: str) -> None:
+    """Give NAME a new secret. The one before it signs as well, until the next time."""
+    emit(output, client(context).post(f"{API}/webhooks/{segment(name)}/rotate"), _made, name="name")
 
 
 @notify.command()

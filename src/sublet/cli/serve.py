@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from sublet.client.find import NOTE, data_directory
 from sublet.domain.errors import Broken, Refused, Unavailable
 from sublet.domain.nodes import Node
 from sublet.domain.quotas import Quota
-from sublet.service.settings import DEFAULT_PORT, Cluster, Settings
+from sublet.service.settings import DEFAULT_PORT, Cluster, Settings, Webhook
 
 EXIT_INTERRUPTED = 130
 PRETENDED = tuple(Node(name=name, spec="demo", gpu=2, tenant="demo") for name in ("n1", "n2"))
@@ -291,10 +291,34 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
         source=f"/sublet/{socket.gethostname()}",
         chance=secrets.token_bytes,
     )
+    _set_webhooks(sender, cluster.webhooks)
     metrics = Metrics(desk=desk, version=version("sublet"), lag_seconds=lambda: turns.lag_seconds(controller.inbox))
     turns.told = metrics.turned
     app = create_app(desk, Health(version=version("sublet"), checks=checks, metrics=metrics.scrape), sender)
     return _Parts(controller=controller, engine=engine, sender=sender, feed=feed, app=app)
+
+
+def _set_webhooks(sender: Any, wanted: Sequence[Webhook]) -> None:
+    """Those of the configuration; a secret that it does not name is made once, and kept."""
+    from sublet.notify.hooks import new_hook, secret_of, with_secret
+
+    for one in wanted:
+        known = sender.book.hook(one.name)
+        given = _read_secret(one.secret_file) if one.secret_file else ""
+        secret = given or (known.secrets[0] if known else secret_of(secrets.token_bytes(32)))
+        hook = new_hook(one.name, one.url, one.on, one.quota, secret)
+        if known is None:
+            sender.add(hook)
+        else:
+            sender.change(known, replace(hook, secrets=with_secret(known, secret).secrets))
+
+
+def _read_secret(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"The system says: {getattr(error, 'strerror', '') or 'it is no text'}."
+        raise Refused(what=f"{file}, with the secret of a webhook, cannot be read.", why=why, code="file") from error
 
 
 def _whole_cluster(feed: Any, given: Cluster, pretends: bool) -> Cluster:

@@ -14,7 +14,8 @@ from pathlib import Path
 KEPT_DELIVERIES = 10_000  # that are over
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS hooks (
-    name TEXT PRIMARY KEY, url TEXT NOT NULL, secret TEXT NOT NULL, kinds TEXT NOT NULL, quota TEXT NOT NULL
+    name TEXT PRIMARY KEY, url TEXT NOT NULL, secret TEXT NOT NULL, kinds TEXT NOT NULL, quota TEXT NOT NULL,
+    since INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS read (one INTEGER PRIMARY KEY CHECK (one = 1), sequence INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS deliveries (
@@ -23,20 +24,25 @@ CREATE TABLE IF NOT EXISTS deliveries (
     made_ms INTEGER NOT NULL, next_ms INTEGER NOT NULL, tried_ms INTEGER, answer TEXT NOT NULL DEFAULT '',
     UNIQUE (hook, id)
 );
-CREATE INDEX IF NOT EXISTS due ON deliveries (state, next_ms);
+DROP INDEX IF EXISTS due;
+CREATE INDEX IF NOT EXISTS waiting ON deliveries (hook, next_ms) WHERE state = 'waiting';
 """
 _COLUMNS = "number, hook, id, kind, subject, body, state, tries, made_ms, next_ms, tried_ms, answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """`kinds`: what it is told of every job of `quota` (empty: of all); jobs may ask for more by its name."""
+    """`kinds`: what it is told of every job of `quota` (empty: of all); jobs may ask for more by its name.
+
+    `secrets`: the newest first; every one of them signs. `since`: it hears of what is behind this number of the log.
+    """
 
     name: str
     url: str
-    secret: str
+    secrets: tuple[str, ...]
     kinds: tuple[str, ...] = ()
     quota: str = ""
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class Book:
         path.touch(mode=0o600, exist_ok=True)
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;" + SCHEMA)
+        if "since" not in {row[1] for row in self._look("PRAGMA table_info(hooks)")}:
+            self._look("ALTER TABLE hooks ADD COLUMN since INTEGER NOT NULL DEFAULT 0")
 
     def close(self) -> None:
         with self._guard:
@@ -88,10 +96,17 @@ class Book:
     # ---- webhooks
 
     def hooks(self) -> list[Hook]:
-        rows = self._look("SELECT name, url, secret, kinds, quota FROM hooks ORDER BY name")
+        rows = self._look("SELECT name, url, secret, kinds, quota, since FROM hooks ORDER BY name")
         return [
-            Hook(name=str(name), url=str(url), secret=str(secret), kinds=tuple(str(kinds).split()), quota=str(quota))
-            for name, url, secret, kinds, quota in rows
+            Hook(
+                name=str(name),
+                url=str(url),
+                secrets=tuple(str(secrets).split()),
+                kinds=tuple(str(kinds).split()),
+                quota=str(quota),
+                since=int(str(since)),
+            )
+            for name, url, secrets, kinds, quota, since in rows
         ]
 
     def hook(self, name: str) -> Hook | None:
@@ -100,8 +115,9 @@ class Book:
     def put(self, hook: Hook) -> None:
         """New, or in the place of the one of that name."""
         with self._change() as change:
-            row = (hook.name, hook.url, hook.secret, " ".join(hook.kinds), hook.quota)
-            change.execute("INSERT OR REPLACE INTO hooks VALUES (?, ?, ?, ?, ?)", row)
+            row = (hook.name, hook.url, " ".join(hook.secrets), " ".join(hook.kinds), hook.quota, hook.since)
+            columns = "name, url, secret, kinds, quota, since"
+            change.execute(f"INSERT OR REPLACE INTO hooks ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def remove(self, name: str) -> None:
         """What waits for it is given up."""
@@ -137,14 +153,16 @@ class Book:
             rows,
         )
 
-    def due(self, now_ms: int, most: int = 100) -> list[Delivery]:
-        query = f"SELECT {_COLUMNS} FROM deliveries WHERE state = 'waiting' AND next_ms <= ? ORDER BY next_ms, number"
-        return [Delivery(*row) for row in self._look(f"{query} LIMIT ?", (now_ms, most))]  # type: ignore[arg-type]
+    def due(self, hook: str, now_ms: int, most: int) -> list[Delivery]:
+        """In the order in which it happened, as far as nothing has to be tried again."""
+        query = f"SELECT {_COLUMNS} FROM deliveries WHERE state = 'waiting' AND next_ms <= ? AND hook = ?"
+        rows = self._look(f"{query} ORDER BY next_ms, number LIMIT ?", (now_ms, hook, most))
+        return [Delivery(*row) for row in rows]  # type: ignore[arg-type]
 
-    def next_ms(self) -> int | None:
-        """When the next try is due."""
-        (row,) = self._look("SELECT min(next_ms) FROM deliveries WHERE state = 'waiting'")
-        return None if row[0] is None else int(str(row[0]))
+    def next_ms(self) -> dict[str, int]:
+        """When the next try of each webhook is due, of those for which something waits."""
+        rows = self._look("SELECT hook, min(next_ms) FROM deliveries WHERE state = 'waiting' GROUP BY hook")
+        return {str(hook): int(str(at_ms)) for hook, at_ms in rows}
 
     def tried(self, delivery: Delivery, now_ms: int, *, state: str, next_ms: int, answer: str) -> None:
         with self._change() as change:

@@ -1,36 +1,29 @@
 """Reads the log and delivers what webhooks want of it, each try signed, until it is taken or given up.
 
-One rule: a webhook that does not answer costs the others nothing but the time of one try, and the scheduler nothing.
-Signed as the Standard Webhooks specification says: HMAC-SHA256 over id, time and body, with the webhook's own secret.
+One rule: a webhook that does not answer costs the others nothing, and the scheduler nothing.
 """
 
-import base64
-import hashlib
-import hmac
-import http.client
 import logging
 import sqlite3
-import ssl
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field, replace
 
 from sublet.domain.changes import Entry
-from sublet.domain.errors import Refused, Unavailable
+from sublet.domain.errors import Unavailable
 from sublet.notify.book import Book, Delivery, Hook
-from sublet.notify.messages import KINDS, Look, Message, messages_of
+from sublet.notify.hooks import secret_of, wants, with_secret
+from sublet.notify.messages import Look, Message, messages_of
+from sublet.notify.post import post
 from sublet.ports import Clock
 
-SECRET_PREFIX = "whsec_"
 BATCH = 500
-TRY_WITHIN_S = 10
-AT_ONCE = 8
+AT_ONCE = 32  # webhooks that are spoken to at the same time, each in a thread of its own
+IN_A_ROW = 50  # messages to one of them
 PAUSES_S = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400, 28_800)  # after each try that failed; then it is given up
-MOST_ANSWER = 200  # characters of an answer that are kept
 LOOK_AGAIN_S = 60  # at the latest
 WRITE_EVERY = 1_000  # entries that told nobody anything
+END_WITHIN_S = 3  # what is under way then is tried again by the next server, under the same id
 
 Entries = Callable[[int, int], Sequence[Entry]]  # after this number, at most so many
 
@@ -46,37 +39,42 @@ class Sender:
     clock: Clock
     source: str
     chance: Callable[[int], bytes]
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)  # no webhook comes while it reads
     _woken: threading.Event = field(default_factory=threading.Event, init=False)
-    _is_over: bool = field(default=False, init=False)
+    _over: threading.Event = field(default_factory=threading.Event, init=False)
     _read_to: int = field(default=0, init=False)
+    _busy: dict[str, threading.Thread] = field(default_factory=dict, init=False)  # by the name of the webhook
 
     def run(self) -> None:
         """Until `end`; what waits then is tried by the next server."""
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:
-            while not self._is_over:
-                self._woken.clear()
-                try:
+        while not self._over.is_set():
+            self._woken.clear()
+            try:
+                with self._guard:
                     more = self._read()
-                    self._send(pool)
-                    pause_s = 0 if more else self._pause_s()
-                except (sqlite3.Error, Unavailable):  # a full disk, say: the server goes on, and so does this, later
-                    logging.getLogger("sublet").error("webhooks cannot be served now", exc_info=True)
-                    pause_s = LOOK_AGAIN_S
-                self._woken.wait(pause_s)
+                self._send()
+                pause_s = 0 if more else self._pause_s()
+            except (sqlite3.Error, Unavailable):  # a full disk, say: the server goes on, and so does this, later
+                logging.getLogger("sublet").error("webhooks cannot be served now", exc_info=True)
+                pause_s = LOOK_AGAIN_S
+            self._woken.wait(pause_s)
+        busy = list(self._busy.values())
+        for thread in busy:
+            thread.join(END_WITHIN_S / len(busy))
 
     def wake(self) -> None:
         self._woken.set()
 
     def end(self) -> None:
-        self._is_over = True
+        self._over.set()
         self._woken.set()
 
     def _pause_s(self) -> float:
-        """Until a try is due, or the log has grown."""
-        next_ms = self.book.next_ms()
-        if next_ms is None:
+        """Until a try is due, or the log has grown, or a webhook is no longer busy."""
+        due_ms = [at_ms for name, at_ms in self.book.next_ms().items() if name not in self._busy]
+        if not due_ms or len(self._busy) >= AT_ONCE:
             return LOOK_AGAIN_S
-        return min(LOOK_AGAIN_S, max(0.05, (next_ms - self.clock.now_ms()) / 1000))
+        return min(LOOK_AGAIN_S, max(0.05, (min(due_ms) - self.clock.now_ms()) / 1000))
 
     def _read(self) -> bool:
         """True: there is more. What tells nobody anything is written down now and then only: to read it again would
@@ -100,29 +98,61 @@ class Sender:
             (hook.name, message.id, message.kind, message.subject, message.body(self.source))
             for message in messages_of(entry, self.look)
             for hook in hooks
-            if wants(hook, message)
+            if hook.since < entry.sequence and wants(hook, message)
         ]
 
-    def _send(self, pool: ThreadPoolExecutor) -> None:
-        hooks = {hook.name: hook for hook in self.book.hooks()}
-        due = [one for one in self.book.due(self.clock.now_ms()) if one.hook in hooks]
-        list(pool.map(lambda one: self._try(hooks[one.hook], one), due))
-
-    def _try(self, hook: Hook, delivery: Delivery) -> None:
+    def _send(self) -> None:
+        """Sets out to every webhook for which something is due, and waits for none."""
         now_ms = self.clock.now_ms()
-        taken, answer = post(hook, delivery.id, delivery.body, now_ms // 1000)
+        for name, due_ms in self.book.next_ms().items():
+            if due_ms <= now_ms and name not in self._busy and len(self._busy) < AT_ONCE:
+                thread = threading.Thread(target=self._send_to, args=(name,), name="webhook", daemon=True)
+                self._busy[name] = thread
+                thread.start()
+
+    def _send_to(self, name: str) -> None:
+        try:
+            for delivery in self.book.due(name, self.clock.now_ms(), IN_A_ROW):
+                hook = self.book.hook(name)
+                if hook is None or self._over.is_set() or not self._try(hook, delivery):
+                    break
+        except sqlite3.Error:
+            if not self._over.is_set():
+                logging.getLogger("sublet").error("a delivery cannot be written down", exc_info=True)
+            self._over.wait(LOOK_AGAIN_S)  # else it would be sent again and again
+        finally:
+            del self._busy[name]
+            self.wake()
+
+    def _try(self, hook: Hook, delivery: Delivery) -> bool:
+        """False: nobody answered, and would not answer the next one either."""
+        status, answer = post(hook, delivery.id, delivery.body, self.clock.now_ms() // 1000)
         is_last = delivery.tries >= len(PAUSES_S)
-        state = "delivered" if taken else "given_up" if is_last else "waiting"
+        state = "delivered" if 200 <= status < 300 else "given_up" if is_last else "waiting"
         pause_ms = 0 if is_last else PAUSES_S[delivery.tries] * 1000
         done_ms = self.clock.now_ms()
         self.book.tried(delivery, done_ms, state=state, next_ms=done_ms + pause_ms, answer=answer)
+        return status > 0
 
     def add(self, hook: Hook) -> None:
         """It hears of what happens from now on: what was before there was any webhook is told to nobody."""
-        if not self.book.hooks():
-            self.book.add(self.last_sequence(), self.clock.now_ms(), [])
-        self.book.put(hook)
+        with self._guard:
+            now = self.last_sequence()
+            if not self.book.hooks():
+                self.book.add(now, self.clock.now_ms(), [])
+            self.book.put(replace(hook, since=now))
         self.wake()
+
+    def change(self, known: Hook, hook: Hook) -> None:
+        """What it heard of so far it goes on to hear of."""
+        self.book.put(replace(hook, since=known.since))
+        self.wake()
+
+    def rotate(self, hook: Hook) -> str:
+        """The new secret. The one before it signs as well, until the next time."""
+        secret = secret_of(self.chance(32))
+        self.change(hook, with_secret(hook, secret))
+        return secret
 
     def test(self, hook: Hook) -> Delivery:
         """A message that says that it is a test, tried once and at once."""
@@ -130,70 +160,8 @@ class Sender:
         message = Message(id=f"test-{self.chance(8).hex()}", kind="test", subject=hook.name, at_ms=now_ms, data={})
         self.book.add_one(now_ms, (hook.name, message.id, message.kind, message.subject, message.body(self.source)))
         (made,) = [one for one in self.book.deliveries(hook.name) if one.id == message.id]
-        taken, answer = post(hook, made.id, made.body, now_ms // 1000)
-        state = "delivered" if taken else "given_up"
+        status, answer = post(hook, made.id, made.body, now_ms // 1000)
+        state = "delivered" if 200 <= status < 300 else "given_up"
         self.book.tried(made, self.clock.now_ms(), state=state, next_ms=now_ms, answer=answer)
         (tried,) = [one for one in self.book.deliveries(hook.name) if one.id == message.id]
         return tried
-
-
-def wants(hook: Hook, message: Message) -> bool:
-    """A quota's webhook hears of the quotas below it as well."""
-    if hook.name in message.asked:
-        return True
-    is_its = not hook.quota or message.quota == hook.quota or message.quota.startswith(f"{hook.quota}/")
-    return message.kind in hook.kinds and is_its
-
-
-def new_hook(name: str, url: str, kinds: Sequence[str], quota: str, key: bytes) -> Hook:
-    """`key`: 32 random bytes, its secret. Refused for what is no address, or a kind that there is not."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable():
-        hint = "Write https://host/path."
-        raise Refused(what=f"{url or 'Nothing'} is no address of a webhook.", hint=hint, code="malformed", field="url")
-    if not name or len(name) > 100 or not name.isprintable() or "/" in name:
-        raise Refused(what="That is no name of a webhook.", hint="A word will do.", code="malformed", field="name")
-    known = [kind for kind in KINDS if kind != "test"]
-    for kind in kinds:
-        if kind not in known:
-            raise Refused(
-                what=f"{kind} is not known.", why=f"It may be {', '.join(known)}.", code="malformed", field="on"
-            )
-    secret = SECRET_PREFIX + base64.b64encode(key).decode()
-    return Hook(name=name, url=url, secret=secret, kinds=tuple(dict.fromkeys(kinds)), quota=quota)
-
-
-def signature(secret: str, message_id: str, time_s: int, body: str) -> str:
-    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
-    signed = hmac.digest(key, f"{message_id}.{time_s}.{body}".encode(), hashlib.sha256)
-    return f"v1,{base64.b64encode(signed).decode()}"
-
-
-def post(hook: Hook, message_id: str, body: str, time_s: int) -> tuple[bool, str]:
-    """Whether it was taken (any answer of 200 to 299; nothing is followed elsewhere), and what the answer was."""
-    headers = {
-        "Content-Type": "application/cloudevents+json; charset=utf-8",
-        "User-Agent": "sublet-webhook",
-        "webhook-id": message_id,
-        "webhook-timestamp": str(time_s),
-        "webhook-signature": signature(hook.secret, message_id, time_s, body),
-    }
-    parts = urlsplit(hook.url)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    try:
-        connection = _connection(parts.scheme, parts.hostname or "", parts.port)
-        try:
-            connection.request("POST", path, body.encode(), headers)
-            answer = connection.getresponse()
-            said = answer.read(MOST_ANSWER).decode("utf-8", "replace")
-        finally:
-            connection.close()
-    except (OSError, http.client.HTTPException, ValueError) as problem:
-        return False, f"{type(problem).__name__}: {problem}"[:MOST_ANSWER]
-    return 200 <= answer.status < 300, f"{answer.status} {answer.reason} {said}".strip()[:MOST_ANSWER]
-
-
-def _connection(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
-    if scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=TRY_WITHIN_S, context=ssl.create_default_context())
-    return http.client.HTTPConnection(host, port, timeout=TRY_WITHIN_S)

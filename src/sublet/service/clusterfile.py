@@ -1,17 +1,18 @@
-"""The file that describes a cluster: its nodes, its quotas, its rules. Any of the three may be left out.
+"""The file that describes a cluster: its nodes, quotas, rules, signs of faults, webhooks. Any of them may be left out.
 
-One rule: it says what shall be; a quota that it does not name is left as it is.
+One rule: it says what shall be; a quota or a webhook that it does not name is left as it is.
 """
 
 from collections.abc import Mapping
 from dataclasses import Field, fields
+from pathlib import PurePath
 from typing import Any
 
 from sublet.domain.nodes import DEFAULT_TENANT, Node
 from sublet.domain.quotas import Quota, Scope, Strategy, path_of
 from sublet.domain.rules import Rules
 from sublet.service.reading import ANY, Section, Shape, check_keys, read
-from sublet.service.settings import Cluster
+from sublet.service.settings import Cluster, Webhook
 from sublet.service.signs import signs
 
 MAX_GPU = 1_000_000
@@ -27,20 +28,22 @@ QUOTA: Shape = {
     "sub_quota_preemption": None,
     "owner": None,
 }
+WEBHOOK: Shape = dict.fromkeys(["url", "on", "quota", "secret_file"])
 RULES: Shape = {item.name.removesuffix("_ms"): None for item in fields(Rules)}
-SHAPE: Shape = {"tenant": None, "nodes": ANY, "quotas": ANY, "rules": RULES, "verdicts": None}
+SHAPE: Shape = {"tenant": None, "nodes": ANY, "quotas": ANY, "rules": RULES, "verdicts": None, "webhooks": ANY}
 
 
 def parse(text: str, file: str = "") -> Cluster:
     """Refused when any part of it is not understood."""
     source = read(text, file)
-    check_keys(source, SHAPE, {**SHAPE, "quotas": QUOTA, "nodes": NODE})
+    check_keys(source, SHAPE, {**SHAPE, "quotas": QUOTA, "nodes": NODE, "webhooks": WEBHOOK})
     tenant = source.name("tenant", DEFAULT_TENANT)
     return Cluster(
         nodes=_nodes(source, tenant) if source.has("nodes") else None,
         quotas=_quotas(source, tenant) if source.has("quotas") else None,
         rules=_rules(source.section("rules")) if source.has("rules") else None,
         verdicts=tuple(signs(source)),
+        webhooks=_webhooks(source.section("webhooks")),
     )
 
 
@@ -104,6 +107,24 @@ def _nominal(section: Section) -> Mapping[str, int] | None:
         return None
     inside = section.section("nominal")
     return {spec: inside.whole(spec, low=0, high=MAX_GPU) or 0 for spec in map(inside.checked_name, inside.values)}
+
+
+def _webhooks(inside: Section) -> tuple[Webhook, ...]:
+    return tuple(_webhook(name, inside.section(name)) for name in map(inside.checked_name, inside.values))
+
+
+def _webhook(name: str, section: Section) -> Webhook:
+    check_keys(section, WEBHOOK, WEBHOOK)
+    if not section.has("url"):
+        raise section.refused("url", f"{section.key('url')} is missing.", hint="Write url: https://host/path.")
+    file = section.name("secret_file")
+    return Webhook(
+        name=name,
+        url=section.text("url"),
+        on=section.words("on"),
+        quota=section.name("quota"),
+        secret_file=str(PurePath(section.file).parent / file) if file else "",
+    )
 
 
 def _rules(section: Section) -> Rules:

@@ -97,7 +97,8 @@ def stop(desk: Desk, text: str, user: str) -> JobRecord:
 
 def apply(desk: Desk, cluster: Cluster) -> list[str]:
     """Sets the quotas and rules that differ from what is in force; the names of the quotas that were set."""
-    for field, is_there in (("nodes", cluster.nodes is not None), ("verdicts", bool(cluster.verdicts))):
+    at_start = {"nodes": cluster.nodes is not None, "verdicts": cluster.verdicts, "webhooks": cluster.webhooks}
+    for field, is_there in at_start.items():
         if is_there:
             what = f"{field.capitalize()} are not applied to a running server."
             hint = "Start the server with that file: sublet up --config FILE."

@@ -74,7 +74,7 @@ def draft(source: Section, origin: Origin) -> Draft:
         quota=_required(source, "quota", "Name the quota that promises the capacity: sublet quota ls."),
         idle=IdlePolicy(source.choice("idle", list(IdlePolicy), IdlePolicy.NEVER)),
         priority=source.whole("priority", low=1, high=9, default=5) or 5,
-        specs=_texts(source, "spec"),
+        specs=source.words("spec"),
         sizes=(_gpu(source, resources),) * (source.whole("instances", low=1, high=MAX_INSTANCES, default=1) or 1),
         cpu_milli=resources.cpu_milli("cpu"),
         memory_bytes=resources.size_bytes("memory"),
@@ -122,17 +122,6 @@ def _required(source: Section, key: str, hint: str) -> str:
         why = "A job cannot do without it." if not source.path else ""
         raise source.refused(key, f"{source.key(key)} is missing.", why, hint)
     return value
-
-
-def _texts(source: Section, key: str) -> tuple[str, ...]:
-    """One text or a list of them."""
-    value = source.values.get(key)
-    if not isinstance(value, list):
-        return (source.name(key),) if source.has(key) else ()
-    if not value or not all(isinstance(item, str) and item for item in value):
-        hint = f"Write one {key} or [first, second]."
-        raise source.refused(key, f"{source.key(key)} is no list of texts.", hint=hint)
-    return tuple(str(item) for item in value)
 
 
 def _gpu(source: Section, resources: Section) -> int:
@@ -257,7 +246,7 @@ def _notify(source: Section) -> list[dict[str, Any]]:
     for one in source.sections("notify"):
         check_keys(one, NOTIFY, NOTIFY)
         to = _required(one, "to", "Name a webhook: sublet notify ls.").removeprefix("webhook:")
-        kinds = _texts(one, "on")
+        kinds = one.words("on")
         for kind in kinds:
             if kind not in TOLD:
                 raise one.refused("on", f"{one.key('on')} names {kind}.", f"It may name {', '.join(TOLD)}.")
@@ -266,7 +255,7 @@ def _notify(source: Section) -> list[dict[str, Any]]:
 
 
 def _watch(hang: Section) -> Sequence[str]:
-    words = _texts(hang, "watch")
+    words = hang.words("watch")
     for word in words:
         if word not in ("output", "step"):
             raise hang.refused("watch", f"{hang.key('watch')} names {word}.", "It may name output and step.")

@@ -159,6 +159,17 @@ class Section:
         inside = self.section(key)
         return {name: inside.word(name) for name in map(inside.checked_name, inside.values)}
 
+    def words(self, key: str) -> tuple[str, ...]:
+        """One text or a list of them."""
+        value = self.values.get(key)
+        if not isinstance(value, list):
+            return (self.name(key),) if self.has(key) else ()
+        if not value or not all(isinstance(item, str) and item for item in value):
+            raise self.refused(
+                key, f"{self.key(key)} is no list of texts.", hint=f"Write one {key} or [first, second]."
+            )
+        return tuple(str(item) for item in value)
+
     def word(self, key: str) -> str:
         value = self.values.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -17,16 +17,28 @@ DEFAULT_PORT = 7788
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """`secret_file`: where its secret stands, beside the configuration; empty: one is made and kept."""
+
+    name: str
+    url: str
+    on: tuple[str, ...] = ()
+    quota: str = ""
+    secret_file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """What a configuration file describes; None = it says nothing of it.
 
-    `verdicts`: signs of faults for all jobs, see signs.py.
+    `verdicts`: signs of faults for all jobs, see signs.py. `webhooks`: those that it does not name stay as they are.
     """
 
     nodes: tuple[Node, ...] | None = None
     quotas: tuple[Quota, ...] | None = None
     rules: Rules | None = None
     verdicts: tuple[Mapping[str, Any], ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,15 @@ import hashlib
 import hmac
 import json
 import os
+import re
+import socket
+import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,11 +34,14 @@ from sublet.domain.events import (
 from sublet.domain.jobs import FaultTolerance, IdlePolicy, JobRecord, JobRequest, Program
 from sublet.domain.nodes import Node
 from sublet.domain.quotas import Quota
-from sublet.notify.book import Book
+from sublet.notify import post as posting
+from sublet.notify.book import Book, Hook
+from sublet.notify.hooks import new_hook, secret_of, wants
 from sublet.notify.messages import messages_of
-from sublet.notify.sender import PAUSES_S, Sender, new_hook, post, wants
+from sublet.notify.post import post
+from sublet.notify.sender import PAUSES_S, Sender
 
-KEY = bytes(range(32))
+KEY = secret_of(bytes(range(32)))
 FAILS_ONCE = FaultTolerance(policy="never")
 
 
@@ -108,7 +116,19 @@ def test_who_hears_what() -> None:
     assert [m.subject for m in messages if wants(asked, m)] == ["asks"]
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x/", "file:///etc/passwd", "https://", "http://a b/\n"])
+NO_URLS = [
+    "",
+    "ftp://x/",
+    "file:///etc/passwd",
+    "https://",
+    "http://a b/\n",
+    "http://x:99999/",
+    "http://[x/",
+    "gopher://x",
+]
+
+
+@pytest.mark.parametrize("url", NO_URLS)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(Refused, match="no address of a webhook"):
         new_hook("x", url, [], "", KEY)
@@ -172,13 +192,21 @@ def sender_of(log: Log, book: Book, clock: Clock) -> Sender:
 
 def turn(sender: Sender) -> None:
     """One round of reading and sending, in this thread."""
+    sender._over.clear()
     thread = threading.Thread(target=sender.run)
-    before = len(sender.book.due(sender.clock.now_ms()))
     thread.start()
+    newest = len(sender.entries(0, 1 << 30))
+    until(lambda: max(sender.book.read_until() or 0, sender._read_to) == newest)
+    until(lambda: min(sender.book.next_ms().values(), default=1 << 62) > sender.clock.now_ms() and not sender._busy)
     sender.end()
     thread.join()
-    assert before >= 0
-    sender._is_over = False
+
+
+def until(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
 
 
 def test_tried_again_under_the_same_id_and_signed_each_time(tmp_path: Path, receiver: Receiver) -> None:
@@ -194,7 +222,7 @@ def test_tried_again_under_the_same_id_and_signed_each_time(tmp_path: Path, rece
     assert len(receiver.got) == 3 and len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
     for headers, body in receiver.got:
         signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.{body}".encode()
-        key = base64.b64decode(hook.secret.removeprefix("whsec_"))
+        key = base64.b64decode(hook.secrets[0].removeprefix("whsec_"))
         expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
         assert headers["webhook-signature"] == f"v1,{expected}"
         assert headers["content-type"].startswith("application/cloudevents+json")
@@ -240,4 +268,111 @@ def test_a_test_message_says_how_it_went(tmp_path: Path, receiver: Receiver) -> 
     first, second = sender.test(hook), sender.test(hook)
     assert (first.state, first.answer) == ("given_up", "500 Internal Server Error")
     assert (second.state, second.answer) == ("given_up", "302 Found"), "nobody is sent elsewhere"
-    assert sender.test(hook).state == "delivered" and post(hook, "x", "{}", 1)[0]
+    assert sender.test(hook).state == "delivered" and post(hook, "x", "{}", 1)[0] == 204
+
+
+def test_who_does_not_answer_costs_the_others_nothing(tmp_path: Path, receiver: Receiver) -> None:
+    receiver.answers.clear()
+    log, clock, book = a_story(), Clock(), Book(tmp_path / "notify.db")
+    sender = sender_of(log, book, clock)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and never says a word
+        sender.add(new_hook("deaf", f"http://127.0.0.1:{deaf.getsockname()[1]}/", ["failed", "notice"], "", KEY))
+        sender.add(new_hook("good", receiver.url, ["failed", "notice"], "", KEY))
+        thread = threading.Thread(target=sender.run)
+        thread.start()
+        try:
+            until(lambda: len(receiver.got) == 2)
+            assert [one.tries for one in book.deliveries("deaf")] == [0, 0], "it is still being waited for"
+        finally:
+            sender.end()
+            thread.join()
+
+
+def test_an_answer_that_comes_byte_by_byte_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posting, "TRY_WITHIN_S", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+
+        def drip() -> None:
+            connection, _ = slow.accept()
+            with connection:
+                while not over.wait(0.1):
+                    try:
+                        connection.send(b"H")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        hook = new_hook("slow", f"http://127.0.0.1:{slow.getsockname()[1]}/", [], "", KEY)
+        status, answer = post(hook, "x", "{}", 1)
+        over.set()
+        thread.join()
+    assert status == 0 and answer
+
+
+def test_a_new_secret_and_the_one_before_it_sign_together(tmp_path: Path, receiver: Receiver) -> None:
+    receiver.answers.clear()
+    sender = sender_of(Log(), Book(tmp_path / "notify.db"), Clock())
+    sender.add(new_hook("one", receiver.url, [], "", KEY))
+    newer = sender.rotate(one_of(sender))
+    sender.test(one_of(sender))
+    newest = sender.rotate(one_of(sender))
+    assert one_of(sender).secrets == (newest, newer), "the oldest is out"
+    headers, body = receiver.got[0]
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.{body}".encode()
+    expected = [
+        base64.b64encode(hmac.digest(base64.b64decode(secret.removeprefix("whsec_")), signed, "sha256")).decode()
+        for secret in (newer, KEY)
+    ]
+    assert headers["webhook-signature"] == " ".join(f"v1,{one}" for one in expected)
+
+
+def one_of(sender: Sender) -> Hook:
+    hook = sender.book.hook("one")
+    assert hook is not None
+    return hook
+
+
+def test_a_webhook_hears_only_of_what_comes_after_it(tmp_path: Path, receiver: Receiver) -> None:
+    receiver.answers.clear()
+    log, book = a_story(), Book(tmp_path / "notify.db")
+    sender = sender_of(log, book, Clock())
+    sender.add(new_hook("early", receiver.url, ["failed", "notice"], "", KEY))
+    sender.last_sequence = lambda: len(log.entries)
+    sender.add(new_hook("late", receiver.url, ["failed", "notice"], "", KEY))
+    turn(sender)
+    assert [one.hook for one in book.deliveries()] == ["early", "early"]
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "whsec_c2hvcnQ=", "whsec_%%%", "x" * 200])
+def test_what_is_no_secret_is_refused_and_not_repeated(secret: str) -> None:
+    with pytest.raises(Refused) as told:
+        new_hook("x", "https://x/", [], "", secret)
+    assert secret.removeprefix("whsec_") not in str(told.value) or secret == "whsec_"
+    with pytest.raises(Refused, match="names a user") as told:
+        new_hook("x", "https://me:hunter2@x/", [], "", KEY)
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_book_from_before_is_taken_over(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "notify.db") as old:
+        old.execute("CREATE TABLE hooks (name TEXT PRIMARY KEY, url TEXT, secret TEXT, kinds TEXT, quota TEXT)")
+        old.execute("INSERT INTO hooks VALUES ('one', 'https://x/', ?, 'failed', '')", (KEY,))
+    (hook,) = Book(tmp_path / "notify.db").hooks()
+    assert (hook.name, hook.secrets, hook.since) == ("one", (KEY,), 0)
+
+
+def test_the_page_checks_signatures_as_they_are_made(receiver: Receiver) -> None:
+    receiver.answers.clear()
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "webhooks.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    hook = new_hook("one", receiver.url, [], "", KEY)
+    assert post(hook, "x", "{}", int(time.time()))[0] == 204
+    headers, body = receiver.got[0]
+    assert names["is_genuine"](KEY, headers, body.encode())
+    assert not names["is_genuine"](KEY, headers, b"{ }")
+    assert not names["is_genuine"](secret_of(bytes(32)), headers, body.encode())
+    assert not names["is_genuine"](KEY, headers | {"webhook-timestamp": "1"}, body.encode())

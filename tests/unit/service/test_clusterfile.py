@@ -9,7 +9,7 @@ from sublet.domain.nodes import Node
 from sublet.domain.quotas import Quota, Scope, Strategy
 from sublet.domain.rules import Rules
 from sublet.service.clusterfile import parse
-from sublet.service.settings import Cluster, Settings
+from sublet.service.settings import Cluster, Settings, Webhook
 
 WHOLE = """\
 tenant: lab
@@ -53,6 +53,17 @@ def test_everything_in_it_is_heard() -> None:
     )  # fmt: skip
 
 
+def test_webhooks_and_where_their_secrets_stand() -> None:
+    text = (
+        "webhooks:\n  ops: {url: 'https://x/', on: [failed, hang], quota: nlp, secret_file: ops.secret}\n"
+        "  nlp: {url: 'https://y/', on: failed}\n"
+    )
+    assert parse(text, "etc/c.yaml").webhooks == (
+        Webhook(name="ops", url="https://x/", on=("failed", "hang"), quota="nlp", secret_file="etc/ops.secret"),
+        Webhook(name="nlp", url="https://y/", on=("failed",)),
+    )
+
+
 @pytest.mark.parametrize("name", [item.name for item in fields(Rules)])
 def test_every_rule_can_be_set(name: str) -> None:
     kind = type(getattr(Rules(), name))
@@ -66,6 +77,8 @@ def test_what_it_does_not_speak_of_stays_open() -> None:
 
 REFUSALS = [
     ("nodez: []\n", "nodez is not a known key. The nearest known key is nodes.", "c.yaml:1"),
+    ("webhooks:\n  ops: {on: failed}\n", "webhooks.ops.url is missing.", "c.yaml:2"),
+    ("webhooks:\n  ops: {url: x, secret: y}\n", "webhooks.ops.secret is not a known key.", "c.yaml:2"),
     ("nodes:\n- {name: a, spec: b, gpus: 1}\n", "The nearest known key is nodes.0.gpu.", "c.yaml:2"),
     ("nodes:\n- {name: a, spec: b, gpu: 1}\n- {name: a, spec: b, gpu: 1}\n", "Two nodes are called a.", "c.yaml:3"),
     ("nodes:\n- {name: a, gpu: 1}\n", "nodes.0.spec is missing.", "c.yaml:2"),

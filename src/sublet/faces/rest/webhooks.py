@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from sublet.domain.errors import Refused, Unavailable
 from sublet.notify.book import Delivery, Hook
-from sublet.notify.sender import Sender, new_hook
+from sublet.notify.hooks import new_hook, secret_of
+from sublet.notify.sender import Sender
 from sublet.service.reading import nearest
 from sublet.service.views import Page, time_of
 
@@ -19,12 +20,16 @@ router = APIRouter()
 
 
 class NewWebhook(BaseModel):
-    """`on`: kinds of message; none: only what jobs ask for by its name. `quota`: only of its jobs."""
+    """`on`: kinds of message; none: only what jobs ask for by its name. `quota`: only of its jobs.
+
+    `secret`: left out, one is made.
+    """
 
     name: str
     url: str
     on: list[str] = []
     quota: str = ""
+    secret: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +76,22 @@ def create_webhook(sender: To, body: NewWebhook) -> WebhookView:
     """It hears of what happens from now on."""
     if sender.book.hook(body.name) is not None:
         raise Refused(what=f"There is a webhook {body.name} already.", code="webhook_exists", field="name")
-    hook = new_hook(body.name, body.url, body.on, body.quota, sender.chance(32))
+    secret = body.secret or secret_of(sender.chance(32))
+    hook = new_hook(body.name, body.url, body.on, body.quota, secret)
     sender.add(hook)
-    return _hook(hook, secret=hook.secret)
+    return _hook(hook, secret=secret)
 
 
 @router.delete("/webhooks/{name}", status_code=204)
 def delete_webhook(sender: To, name: str) -> None:
     sender.book.remove(_known(sender, name).name)
+
+
+@router.post("/webhooks/{name}/rotate")
+def rotate_webhook(sender: To, name: str) -> WebhookView:
+    """A new secret. Messages are signed with the one before it too, until the next time."""
+    hook = _known(sender, name)
+    return _hook(hook, secret=sender.rotate(hook))
 
 
 @router.post("/webhooks/{name}/test")
