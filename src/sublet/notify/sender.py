@@ -88,9 +88,10 @@ class Sender:
         if not found:
             return False
         made = [one for entry in found for one in self._deliveries(entry, hooks)]
-        self._read_to = found[-1].sequence
-        if made or self._read_to - written >= WRITE_EVERY:
-            self.book.add(self._read_to, self.clock.now_ms(), made)
+        last = found[-1].sequence
+        if made or last - written >= WRITE_EVERY:
+            self.book.add(last, self.clock.now_ms(), made)
+        self._read_to = last  # not before that is durable: after a full disk it is read again
         return len(found) == BATCH
 
     def _deliveries(self, entry: Entry, hooks: Sequence[Hook]) -> list[tuple[str, str, str, str, str]]:

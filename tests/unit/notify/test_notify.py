@@ -345,6 +345,21 @@ def test_a_webhook_hears_only_of_what_comes_after_it(tmp_path: Path, receiver: R
     assert [one.hook for one in book.deliveries()] == ["early", "early"]
 
 
+def test_after_a_full_disk_nothing_is_missing(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.answers.clear()
+    log, book = a_story(), Book(tmp_path / "notify.db")
+    sender = sender_of(log, book, Clock())
+    sender.add(new_hook("one", receiver.url, ["failed", "notice"], "", KEY))
+    with monkeypatch.context() as full:
+        full.setattr(book, "add", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("disk full")))
+        with pytest.raises(sqlite3.OperationalError):
+            sender._read()
+    turn(sender)
+    assert sorted(one.kind for one in book.deliveries()) == ["failed", "notice"]
+
+
 @pytest.mark.parametrize("secret", ["whsec_", "whsec_c2hvcnQ=", "whsec_%%%", "x" * 200])
 def test_what_is_no_secret_is_refused_and_not_repeated(secret: str) -> None:
     with pytest.raises(Refused) as told:
