@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from sublet.core import capacity, lifecycle, records, reserve, suspects, whatif
+from sublet.core import capacity, lifecycle, records, reserve, restarts, suspects, whatif
 from sublet.core.explain import Explanation, explain, show_reasons
 from sublet.core.queue import age, delist, enlist
 from sublet.core.schedule import schedule
@@ -380,6 +380,22 @@ class Core:
     def _mark(self, book: NodeBook, new: NodeState, why: str, *, was_drained: bool = False) -> None:
         self.state.set_node_state(book, new, was_drained=was_drained)
         self.state.emit(MarkNode(node=book.name, state=new, why=why))
+        if new is not NodeState.UP:
+            self._rather_there(book)
+
+    def _rather_there(self, gone: NodeBook) -> None:
+        """Whoever waits, and keeps away from the nodes that are left, may stand there again."""
+        state = self.state
+        shy = [job for job in state.jobs.values() if job.request.avoid and job.is_waiting and job.claim is None]
+        for job in sorted(shy, key=lambda one: one.key):
+            pools = [state.pool_of(job, spec) for spec in job.request.specs]
+            if gone.pool not in pools:
+                continue
+            delist(state, job)
+            state.touch(job)
+            restarts.rather_there(job, pools)
+            enlist(state, job)
+            state.fresh.setdefault(job.id, job)
 
     def _node_lost(self, event: NodeLost) -> None:
         book = self.state.nodes.get(event.node)

@@ -307,13 +307,14 @@ def _starts_again_alone(state: State, job: JobBook, instance: int) -> bool:
     before = job.failures, job.failures_since, job.errors
     restarts.count_failure(job)
     verdict = restarts.after(job, Outcome.FAILED)
-    if verdict.end is not None:
-        job.failures, job.failures_since, job.errors = before
+    if verdict.end is not None or restarts.next_to_avoid(job, state.pool_of(job, job.spec)):
+        job.failures, job.failures_since, job.errors = before  # the attempt ends, and counts it
         return False
     run = job.runs.get(instance, 0) + 1
     job.runs = {**job.runs, instance: run}
     job.fault = replace(job.fault, instance=instance)
     restarts.record(job, Outcome.FAILED, state.now_ms, is_single=True, avoided=False)
+    restarts.blame(job)
     suspects.note(state, job)
     job.fault = Cause()
     not_before_ms = state.now_ms + verdict.wait_ms
@@ -466,6 +467,7 @@ def _count_end(state: State, job: JobBook, outcome: Outcome) -> None:
 
 def requeue(state: State, job: JobBook, outcome: Outcome, wait_ms: int) -> None:
     job.clear_lease()
+    restarts.rather_there(job, [state.pool_of(job, spec) for spec in job.request.specs])
     job.retry_ms = state.now_ms + wait_ms if wait_ms else 0
     if wait_ms:
         state.remind(job.retry_ms, "backoff", job.id)

@@ -5,6 +5,7 @@ Rule: only failures spend the restart budget, counted since the last new checkpo
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.core.state import Cause, JobBook, NodeBook, Pool
@@ -118,7 +119,7 @@ def _too_often(job: JobBook) -> str:
     if job.failures > tolerance.max_restarts_total:
         return f"failed {job.failures} times in all"
     same = _same_error(job)
-    if tolerance.policy != "on_failure" and 0 < tolerance.same_error <= same:
+    if 0 < tolerance.most_same_errors <= same:
         return f"failed {same} times in the same way without a new checkpoint in between: {job.errors[-1]}"
     return ""
 
@@ -203,23 +204,43 @@ def began_again(job: JobBook, now_ms: int, instance: int | None) -> None:
 
 def keep_away(job: JobBook, pool: Pool) -> str:
     """The node to avoid from here on, because a fault of machines met the job there again; else nothing."""
+    node = next_to_avoid(job, pool)
+    blame(job)
+    if node:
+        job.request = replace(job.request, avoid=(*job.request.avoid, node))
+    return node
+
+
+def blame(job: JobBook) -> None:
+    """A fault of machines is held against the node where it met the job."""
+    cause = job.fault
+    if cause.verdict in OF_MACHINES and cause.instance is not None:
+        job.faults = (*job.faults, (job.nodes[cause.instance], cause.verdict))[-MOST_RESTARTS:]
+
+
+def next_to_avoid(job: JobBook, pool: Pool) -> str:
+    """The node of the present fault, where it is one time too many and the job could stand elsewhere; else nothing."""
     cause = job.fault
     if cause.verdict not in OF_MACHINES or cause.instance is None:
         return ""
     node = job.nodes[cause.instance]
-    job.faults = (*job.faults, (node, cause.verdict))[-MOST_RESTARTS:]
-    if job.faults.count((node, cause.verdict)) < ON_ONE_NODE or not _could_stand_without(job, pool, node):
-        return ""
-    job.request = replace(job.request, avoid=(*job.request.avoid, node))
-    return node
+    is_again = job.faults.count((node, cause.verdict)) + 1 >= ON_ONE_NODE
+    return node if is_again and _could_stand(job, pool, (*job.request.avoid, node)) else ""
 
 
-def _could_stand_without(job: JobBook, pool: Pool, node: str) -> bool:
-    """Rather there than nowhere."""
+def rather_there(job: JobBook, pools: Iterable[Pool]) -> bool:
+    """Than nowhere: where no node is left but those that it avoids it avoids none. The caller has touched the job."""
+    if not job.request.avoid or any(_could_stand(job, pool, job.request.avoid) for pool in pools):
+        return False
+    job.request, job.faults = replace(job.request, avoid=()), ()
+    return True
+
+
+def _could_stand(job: JobBook, pool: Pool, avoid: Sequence[str]) -> bool:
     sizes, names = job.request.least_sizes, job.request.nodes
     others: list[NodeBook] = [
         one
         for one in pool.nodes.values()
-        if one.is_up and one.name not in (*job.request.avoid, node) and (names is None or one.name in names)
+        if one.is_up and one.name not in avoid and (names is None or one.name in names)
     ]
     return sum(one.node.gpu // max(sizes) for one in others) >= len(sizes)

@@ -21,7 +21,7 @@ class NodeView:
     leaving_gpu: int = 0
     earmarked_gpu: int = 0
     suspected_until_ms: int = 0  # 0: it is not
-    blamed_by: tuple[str, ...] = ()  # jobs that a fault of machines met there
+    blamed: tuple[tuple[int, str, str], ...] = ()  # (ms, job, verdict): faults of machines that met jobs there lately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def node_views(state: State) -> list[NodeView]:
                 leaving_gpu=book.leaving,
                 earmarked_gpu=book.earmarked,
                 suspected_until_ms=book.suspected_until_ms,
-                blamed_by=tuple(dict.fromkeys(one[1] for one in book.blamed)),
+                blamed=book.blamed,
             )
         )
     return views

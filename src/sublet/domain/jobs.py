@@ -47,16 +47,25 @@ class CheckpointHint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTolerance:
-    """`mode`: sync | async. `policy`: on_failure | exit_code | exit_code_and_error_msg | never."""
+    """`mode`: sync | async. `policy`: on_failure | exit_code | exit_code_and_error_msg | never.
+
+    `same_error`: so often is final; 0 = never, None = nothing was said: twice, and under on_failure never.
+    """
 
     enabled: bool = True
     mode: str = "sync"
     policy: str = "exit_code_and_error_msg"
     max_restarts: int = 3  # failures since the last new checkpoint
     max_restarts_total: int = 30
-    same_error: int = 2
+    same_error: int | None = None
     backoff_first_ms: int = 0
     backoff_max_ms: int = 300_000
+
+    @property
+    def most_same_errors(self) -> int:
+        """0 = any number."""
+        usual = 0 if self.policy == "on_failure" else 2
+        return usual if self.same_error is None else self.same_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,7 +170,7 @@ def _fault_tolerance(section: Section) -> FaultTolerance:
         policy=POLICIES.get(policy, policy),
         max_restarts=_whole(section, "max_restarts", 0, usual.max_restarts),
         max_restarts_total=_whole(section, "max_restarts_total", 0, usual.max_restarts_total),
-        same_error=_whole(section, "same_error", 1, usual.same_error),
+        same_error=section.whole("same_error", low=1, high=NO_HIGHER),
         backoff_first_ms=BACKOFF_FIRST_MS if first is None else first,
         backoff_max_ms=usual.backoff_max_ms if longest is None else longest,
     )

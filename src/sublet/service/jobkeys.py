@@ -93,7 +93,9 @@ KEYS: Mapping[str, Key] = {
         usual="exit-code-and-error",
     ),
     "fault_tolerance.same_error": Key(
-        may_be="1 or more", text="The same diagnosed error so often without a new checkpoint is final.", usual="2"
+        may_be="1 or more",
+        text="The same diagnosed error so often without a new checkpoint is final.",
+        usual="2; under `on-failure` any number",
     ),
     "fault_tolerance.backoff.first": Key(
         may_be="`10s`", text="Pause after the second failure since its last new checkpoint; doubles.", usual="10s"

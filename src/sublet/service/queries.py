@@ -17,12 +17,14 @@ from sublet.domain.quotas import Quota
 from sublet.domain.times import span
 from sublet.service import story
 from sublet.service.desk import Desk
+from sublet.service.reading import nearest
 from sublet.service.story import gpus, named
 from sublet.service.views import (
     IDLE_RESOURCES,
     EventView,
     JobDetail,
     JobView,
+    NodeFault,
     NodeView,
     Page,
     QuotaView,
@@ -148,7 +150,7 @@ def why(desk: Desk, text: str) -> WhyView:
             )
             for line in found.reasons
         ),
-        order=_order(desk, record, found) if found.reasons else "",
+        order=_order(desk, record, found) + _avoids(record) if found.reasons else "",
         would_change=found.would_change,
         mirror=found.mirror,
         sequence=sequence,
@@ -193,6 +195,12 @@ def _order(desk: Desk, record: JobRecord, found: Explanation) -> str:
     return f"{count}: {', '.join(told)}" if told else count
 
 
+def _avoids(record: JobRecord) -> str:
+    """A node may be free, and yet not be for this job."""
+    avoid = record.request.avoid
+    return f"; it keeps away from {', '.join(avoid)}, where machines failed it twice" if avoid else ""
+
+
 def quotas(desk: Desk) -> Page[QuotaView]:
     """One line for each quota and spec."""
     found, present = desk.books.read(lambda core: (core.quotas(), desk.feed.quotas))
@@ -224,7 +232,9 @@ def nodes(desk: Desk) -> Page[NodeView]:
 def node(desk: Desk, name: str) -> NodeView:
     found = next((view for view in nodes(desk).items if view.name == name), None)
     if found is None:
-        raise Refused(what=f"There is no node {name}.", code="node_unknown", field="node")
+        near = nearest(name, desk.feed.nodes)
+        hint = f"Did you mean {near}?" if near else "See them with sublet node ls."
+        raise Refused(what=f"There is no node {name}.", hint=hint, code="node_unknown", field="node")
     return found
 
 
@@ -243,6 +253,8 @@ def _node(view: books.NodeView, idle: set[str]) -> NodeView:
         free=view.free_gpu,
         jobs=tuple(job_id for job_id in view.leases if job_id not in idle),
         suspected_until=time_of(view.suspected_until_ms) if view.suspected_until_ms else None,
+        faults=tuple(NodeFault(time=time_of(at_ms), cause=verdict) for at_ms, _, verdict in view.blamed),
+        faulted_jobs=len({job_id for _, job_id, _ in view.blamed}),
     )
 
 

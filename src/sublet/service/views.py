@@ -141,10 +141,19 @@ class QuotaView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFault:
+    """A fault of machines that a job met there."""
+
+    time: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """`jobs`: ids of those that stand there In Quota; `lent`: GPUs under idle leases, of whom is not said.
 
-    `suspected_until`: faults of machines met several jobs there; others are preferred so long.
+    `suspected_until`: faults of machines met several jobs there; others are preferred so long. `faults`: those that are
+    held against it, the oldest first; `faulted_jobs`: how many jobs they met.
     """
 
     name: str
@@ -156,6 +165,8 @@ class NodeView:
     free: int
     jobs: tuple[str, ...]
     suspected_until: str | None = None
+    faults: tuple[NodeFault, ...] = ()
+    faulted_jobs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from sublet.domain.effects import EndJob, RequeueJob, RestartInstance, StartGang, StopInstances
-from sublet.domain.events import CheckpointSaved, Diagnosed, InstanceBegan, InstanceEnded, JobSubmitted
+from sublet.domain.events import (
+    CheckpointSaved,
+    Diagnosed,
+    InstanceBegan,
+    InstanceEnded,
+    JobSubmitted,
+    NodeDrained,
+    NodeLost,
+)
 from sublet.domain.jobs import FaultTolerance, IdlePolicy, JobRequest, JobState
 from tests.property.world import World
 from tests.unit.core.test_core import cluster, of, quota, run
@@ -48,6 +56,19 @@ def test_a_user_error_is_not_retried_under_the_exit_code_policies(policy: str) -
 def test_on_failure_retries_whatever_it_was() -> None:
     world = one_job(policy="on_failure", max_restarts=3)
     assert [len(ended(fail(world, "a", 1, USER))) for _ in range(4)] == [0, 0, 0, 1]
+
+
+def test_on_failure_ends_at_the_same_error_only_where_that_was_written() -> None:
+    world = one_job(policy="on_failure", max_restarts=9, same_error=3)
+    assert [len(ended(fail(world, "a", 1, USER))) for _ in range(3)] == [0, 0, 1]
+
+
+def test_the_cap_on_all_failures_holds_whatever_is_saved_in_between() -> None:
+    world = one_job(max_restarts=9, max_restarts_total=3)
+    for step in range(3):
+        assert not ended(fail(world, "a", 1, "unknown", f"error {step}"))
+        world.do(CheckpointSaved(at_ms=world.now_ms, job="a", attempt=step + 2, step=step))
+    assert ended(fail(world, "a", 1, "unknown", "another")) == ["failed 4 times in all"]
 
 
 @pytest.mark.parametrize(("code", "is_retried"), [(1, False), (2, False), (137, True), (139, True), (75, True)])
@@ -212,6 +233,47 @@ def test_a_job_that_fits_nowhere_else_stays_where_it_is() -> None:
     for _ in range(3):
         assert of(StartGang, tuple(fail(world, "a", 137, KILLED)))
     assert world.core.job("a").request.avoid == ()  # type: ignore[union-attr]
+
+
+def test_a_job_comes_back_to_a_node_that_it_avoids_when_no_other_is_left() -> None:
+    world = cluster(quota("A", 16), nodes=2)
+    run(world, "a", "A", 4, fault_tolerance=FaultTolerance(max_restarts=9))
+    for _ in range(2):
+        fail(world, "a", 137, KILLED)
+    assert world.core.job("a").lease.nodes == ("n1",)  # type: ignore[union-attr]
+    world.do(NodeLost(at_ms=world.now_ms, node="n1"))
+    world.close()
+    record = world.core.job("a")
+    assert record is not None and record.lease is not None and record.lease.nodes == ("n0",)
+    assert record.request.avoid == ()
+
+
+def test_who_waits_already_comes_back_too() -> None:
+    world = cluster(quota("A", 16), nodes=2)
+    run(world, "b", "A", 8, nodes=("n1",))
+    run(world, "a", "A", 4, fault_tolerance=FaultTolerance(max_restarts=9))
+    for _ in range(2):
+        fail(world, "a", 137, KILLED)
+    record = world.core.job("a")
+    assert record is not None and record.state is JobState.WAITING and record.request.avoid == ("n0",)
+    world.do(NodeDrained(at_ms=world.now_ms, node="n1"))
+    world.close()
+    record = world.core.job("a")
+    assert record is not None and record.lease is not None and record.lease.nodes == ("n0",)
+
+
+def test_an_asynchronous_job_leaves_a_node_whose_machine_failed_an_instance_twice() -> None:
+    world = cluster(quota("A", 16), nodes=2)
+    run(world, "a", "A", 1, 1, fault_tolerance=FaultTolerance(mode="async", max_restarts=9))
+    assert len(of(RestartInstance, world.do(_end(1, 137, KILLED)))) == 1
+    effects = world.do(replace(_end(1, 137, KILLED), run=1))
+    assert not of(RestartInstance, effects) and of(StopInstances, effects)
+    world.do(_end(0, 143))
+    world.close()
+    record = world.core.job("a")
+    assert record is not None and record.lease is not None and set(record.lease.nodes) == {"n1"}
+    assert (record.failures, [one.is_single for one in record.restarts]) == (2, [True, False])
+    assert record.restarts[-1].avoided and record.restarts[-1].node == "n0"
 
 
 def test_the_books_are_as_before_after_a_restart_of_the_server() -> None:

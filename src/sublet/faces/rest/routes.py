@@ -197,6 +197,11 @@ def list_nodes(desk: At) -> Page[NodeView]:
     return queries.nodes(desk)
 
 
+@router.get("/nodes/{name}")
+def get_node(desk: At, name: str) -> NodeView:
+    return queries.node(desk, name)
+
+
 @router.post("/nodes/{name}/drain", status_code=202)
 def drain_node(desk: At, name: str) -> NodeView:
     commands.drain(desk, name)
