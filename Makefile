@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.complete
+SDK := tests/sdk/requirements
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
@@ -13,12 +14,16 @@ help:  ## what there is
 
 setup: $(STAMP)  ## make .venv with exact versions
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(SDK).txt $(SDK)-old.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sublet needs Python 3.11 or newer; this is %s. Set PYTHON=..." % sys.version.split()[0])'
 	@rm -f $(STAMP)
 	@test -x $(BIN)/python || { rm -rf .venv; $(PYTHON) -m venv .venv; }
 	@echo "Installing into .venv (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@test -x .venv/pai/bin/python || $(PYTHON) -m venv .venv/pai
+	@.venv/pai/bin/python -m pip install --quiet --disable-pip-version-check -r $(SDK).txt
+	@rm -rf .venv/pai-old
+	@.venv/pai/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/pai-old -r $(SDK)-old.txt
 	@touch $(STAMP)
 
 demo: setup  ## lend, reclaim, resume: the whole idea on real training, in a minute or two

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from sublet.cli import front
+from sublet.faces.pai.operations import OPERATIONS, VERSIONS
 from sublet.service.jobfile import NOT_YET
 from sublet.service.jobkeys import KEYS
 
@@ -53,10 +54,18 @@ EXIT_CODES = """
 | `SUBLET_DEBUG` | set: a fault of Sublet is shown whole |
 """
 
+PAI = """
+Client code that was written for Alibaba Cloud's PAI speaks to Sublet's own port. How, and what was chosen where PAI's
+behaviour is not public: [howto/pai.md](../howto/pai.md).
+
+*done*: as PAI does it, as far as that is public. *partly*: what is missing stands beside it. *not planned*: it answers
+400 with the code `UnsupportedOperation`, and never a success.
+"""
+
 
 def pages() -> dict[str, str]:
     """Text by the name of the page."""
-    return {"cli.md": cli(), "job-file.md": job_file()}
+    return {"cli.md": cli(), "job-file.md": job_file(), "pai.md": pai()}
 
 
 def cli() -> str:
@@ -137,6 +146,19 @@ def job_file() -> str:
         f" checked, and nothing follows from it. Refused as not done yet: {later}.\n\nWhat a program finds in its"
         " environment and may say: [program.md](program.md).\n"
     )
+
+
+def pai() -> str:
+    parts = [f"{GENERATED}\n\n# PAI's API\n{PAI}"]
+    for version, product in VERSIONS.items():
+        rows = [
+            f"| `{one.action}` | `{one.method} {one.path}` | {one.state} | {_cell(one.note)} |"
+            for one in OPERATIONS
+            if one.product == product
+        ]
+        head = "| operation | request | state | missing, or why not |\n|---|---|---|---|"
+        parts.append("\n".join([f"\n## {product} {version}\n", head, *rows, ""]))
+    return "".join(parts)
 
 
 def _usual(text: str) -> str:

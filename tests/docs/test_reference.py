@@ -47,7 +47,7 @@ def same(documented: Iterable[str], known: Iterable[str]) -> None:
     assert first == second, f"not documented: {set(second) - set(first)}; not known: {set(first) - set(second)}"
 
 
-@pytest.mark.parametrize("page", ["cli.md", "job-file.md"])
+@pytest.mark.parametrize("page", ["cli.md", "job-file.md", "pai.md"])
 def test_a_page_that_follows_from_the_code_is_current(page: str) -> None:
     assert (DOCS / "reference" / page).read_text("utf-8") == generator().pages()[page], "run `make docs`"
 

@@ -20,6 +20,7 @@ from sublet.domain.events import (
     NodeDrained,
     NodeLost,
     NodeReturned,
+    PrioritySet,
     QuotaDeleted,
     QuotaSet,
     RulesSet,
@@ -193,6 +194,12 @@ class CoreMachine(RuleBasedStateMachine):
             attempt = one[1] - 1 if again else one[1]
             self.world.do(CheckpointSaved(at_ms=self.world.now_ms, job=one[0], attempt=attempt, step=at))
             self.world.do(InstanceBegan(at_ms=self.world.now_ms, job=one[0], attempt=one[1], instance=one[2]))
+
+    @rule(at=st.integers(0, 99), priority=st.integers(0, 10))
+    def hurry(self, at: int, priority: int) -> None:
+        if self.submitted:
+            job = f"j{at % self.submitted + 1:03}"
+            self.world.do(PrioritySet(at_ms=self.world.now_ms, job=job, priority=priority))
 
     @rule(at=st.integers(0, 99))
     def stop(self, at: int) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -37,6 +38,9 @@ def _options(command: Callable[..., int]) -> Callable[..., int]:
         click.option("--config", type=click.Path(dir_okay=False), help="A file that describes nodes, quotas, rules."),
         click.option("--port", type=int, default=DEFAULT_PORT, show_default=True, help="0 takes any free one."),
         click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Where everything is kept."),
+        click.option(
+            "--pai-sha1", is_flag=True, help="Take PAI's older signatures (HMAC-SHA1), too; bodies stay open."
+        ),
     ):
         command = option(command)
     return command
@@ -44,13 +48,13 @@ def _options(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.command()
 @_options
-def up(data: Path | None, port: int, config: str | None) -> int:
+def up(data: Path | None, port: int, config: str | None, pai_sha1: bool) -> int:
     """Start a server on this machine, with its store and its engine.
 
     Without --config a new directory gets two nodes of two pretended GPUs each (spec demo) and the quotas team-a and
     team-b of two GPUs each. Ctrl-C ends the server; jobs go on, and the next server on the same directory finds them.
     """
-    return _serve(data, port, config, pretends=True)
+    return _serve(data, port, config, pretends=True, takes_sha1=pai_sha1)
 
 
 @click.command()
@@ -59,20 +63,23 @@ def up(data: Path | None, port: int, config: str | None) -> int:
     help="postgresql://user@host/name; else a file in --data.",
 )  # fmt: skip
 @_options
-def server(data: Path | None, port: int, config: str | None, database: str) -> int:
+def server(data: Path | None, port: int, config: str | None, database: str, pai_sha1: bool) -> int:
     """Run the server for the nodes and quotas that --config describes.
 
     Without --config those that it remembers are meant. Of several servers on one --database one leads; the others stand
     by, answer what only reads, and take over when it is gone.
     """
-    return _serve(data, port, config, pretends=False, database=database)
+    return _serve(data, port, config, pretends=False, database=database, takes_sha1=pai_sha1)
 
 
-def _serve(data: Path | None, port: int, config: str | None, pretends: bool, database: str = "") -> int:
+def _serve(
+    data: Path | None, port: int, config: str | None, pretends: bool, database: str = "", takes_sha1: bool = False
+) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     cluster = _read_config(config) if config else Cluster()
     place = (data or data_directory(os.environ)).absolute()
-    return run(Settings(data=place, port=port, cluster=cluster, database=database), pretends)
+    settings = Settings(data=place, port=port, cluster=cluster, database=database, takes_sha1=takes_sha1)
+    return run(settings, pretends)
 
 
 def _read_config(file: str) -> Cluster:
@@ -101,7 +108,7 @@ def run(settings: Settings, pretends: bool) -> int:
         ends.enter_context(life.signals())
         face = _Face()
         if not store.may_write():
-            face.app = _standby_app(store)
+            face.app = _standby_app(store, settings)
             ends.enter_context(_answering(face, listener, life))
             _stand_by(store, life, url)
         if not life.over.is_set():
@@ -129,7 +136,7 @@ class _Face:
         await self.app(scope, receive, send)
 
 
-def _standby_app(store: Any) -> Any:
+def _standby_app(store: Any, settings: Settings) -> Any:
     """Answers what only reads."""
     from importlib.metadata import version
 
@@ -147,7 +154,8 @@ def _standby_app(store: Any) -> Any:
         new_id=_new_id,
         log_path=lambda job, attempt, instance: None,
     )
-    return create_app(desk, Health(version=version("sublet"), checks={"leader": lambda: "it stands by"}))
+    health = Health(version=version("sublet"), checks={"leader": lambda: "it stands by"})
+    return _beside(create_app(desk, health), desk, settings)
 
 
 def _stand_by(store: Any, life: "_Life", url: str) -> None:
@@ -295,6 +303,7 @@ def _put_together(store: Any, settings: Settings, pretends: bool) -> _Parts:
     metrics = Metrics(desk=desk, version=version("sublet"), lag_seconds=lambda: turns.lag_seconds(controller.inbox))
     turns.told = metrics.turned
     app = create_app(desk, Health(version=version("sublet"), checks=checks, metrics=metrics.scrape), sender)
+    app = _beside(app, desk, settings)
     return _Parts(controller=controller, engine=engine, sender=sender, feed=feed, app=app)
 
 
@@ -319,6 +328,25 @@ def _read_secret(file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = f"The system says: {getattr(error, 'strerror', '') or 'it is no text'}."
         raise Refused(what=f"{file}, with the secret of a webhook, cannot be read.", why=why, code="file") from error
+
+
+def _beside(app: Any, desk: Any, settings: Settings) -> Any:
+    """PAI's API on the same port."""
+    from sublet.faces.pai.app import Pai, beside
+    from sublet.faces.pai.book import Book
+    from sublet.faces.pai.keys import find, kept_key
+    from sublet.faces.pai.signing import Verifier
+
+    settings.data.mkdir(parents=True, exist_ok=True)
+    key = kept_key(settings.data / "pai-key.json", secrets.token_bytes)
+    verifier = Verifier(find=find(key), takes_sha1=settings.takes_sha1)
+    pai = Pai(
+        desk=desk,
+        book=Book(settings.data / "pai.db"),
+        verifier=verifier,
+        new_request_id=lambda: str(uuid.uuid4()).upper(),
+    )
+    return beside(pai, app)
 
 
 def _whole_cluster(feed: Any, given: Cluster, pretends: bool) -> Cluster:

@@ -44,6 +44,7 @@ from sublet.domain.events import (
     NodeLost,
     NodeRemoved,
     NodeReturned,
+    PrioritySet,
     QuotaDeleted,
     QuotaSet,
     RulesSet,
@@ -73,6 +74,7 @@ class Core:
             CheckpointSaved: self._saved,
             Diagnosed: self._diagnosed,
             JobStopAsked: self._stop_asked,
+            PrioritySet: self._priority_set,
             JobAdopted: self._adopted,
             QuotaSet: self._quota_set,
             QuotaDeleted: self._quota_deleted,
@@ -308,6 +310,20 @@ class Core:
         job = self.state.jobs.get(event.job)
         if job is not None:
             lifecycle.ask_stop(self.state, job)
+
+    def _priority_set(self, event: PrioritySet) -> None:
+        state, job = self.state, self.state.jobs.get(event.job)
+        if job is None or not job.is_waiting or type(event.priority) is not int or not 1 <= event.priority <= 9:
+            return
+        state.touch(job)
+        delist(state, job)
+        job.request = replace(job.request, priority=event.priority)
+        age(state, job)
+        enlist(state, job)
+        state.fresh[job.id] = job
+        state.is_unsettled = True
+        state.changes += 1
+        state.epoch += 1
 
     # ---- events of quotas
 

@@ -50,6 +50,16 @@ class JobStopAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrioritySet:
+    """Of a job that waits; one that holds a lease keeps the priority it was granted with."""
+
+    at_ms: int
+    job: str
+    priority: int
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSet:
     """Created or changed, whole."""
 
@@ -172,6 +182,7 @@ Event = (
     | JobSubmitted
     | JobAdopted
     | JobStopAsked
+    | PrioritySet
     | QuotaSet
     | QuotaDeleted
     | NodeJoined

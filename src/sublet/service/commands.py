@@ -15,12 +15,13 @@ from sublet.domain.events import (
     JobSubmitted,
     NodeDrained,
     NodeReturned,
+    PrioritySet,
     QuotaDeleted,
     QuotaSet,
     RulesSet,
 )
 from sublet.domain.ids import job_id_from_bytes
-from sublet.domain.jobs import JobRecord, JobRequest
+from sublet.domain.jobs import JobRecord, JobRequest, JobState
 from sublet.domain.nodes import NodeState
 from sublet.domain.quotas import Quota, path_of
 from sublet.service import checks
@@ -92,6 +93,19 @@ def stop(desk: Desk, text: str, user: str) -> JobRecord:
         what = f"{record.request.id} cannot be stopped."
         raise Refused(what=what, why=f"It has {record.state.value} already.", code="job_ended", field="job")
     perform(desk, JobStopAsked(at_ms=desk.clock.now_ms(), job=record.request.id, user=user))
+    return desk.record(record.request.id)
+
+
+def set_priority(desk: Desk, text: str, priority: int, user: str) -> JobRecord:
+    """Of a job that waits; Refused for one that runs or has ended."""
+    record = desk.record(text)
+    if not 1 <= priority <= 9:
+        what = f"priority is {priority}."
+        raise Refused(what=what, why="It must be 1 to 9, 9 first.", code="malformed", field="priority")
+    if record.state is not JobState.WAITING:
+        what, why = f"The priority of {record.request.id} cannot be changed.", "It does not wait."
+        raise Refused(what=what, why=why, code="job_not_waiting", field="job")
+    perform(desk, PrioritySet(at_ms=desk.clock.now_ms(), job=record.request.id, priority=priority, user=user))
     return desk.record(record.request.id)
 
 

@@ -50,6 +50,7 @@ class Settings:
     port: int = DEFAULT_PORT
     cluster: Cluster = Cluster()
     database: str = ""  # postgresql://…; empty: a file in `data`
+    takes_sha1: bool = False  # PAI's older signatures, which do not cover the body
     answer_within_ms: int = 10_000  # how long a command may wait to become durable
 
     def __post_init__(self) -> None:

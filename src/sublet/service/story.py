@@ -73,6 +73,10 @@ def _stop_asked(event: ev.JobStopAsked, _look: Look, _at_ms: int) -> Said:
     return "stop-asked", event.job, f"{event.user or 'somebody'} asked it to stop"
 
 
+def _priority(event: ev.PrioritySet, _look: Look, _at_ms: int) -> Said:
+    return "priority", event.job, f"{event.user or 'somebody'} asked for priority {event.priority}"
+
+
 def _began(event: ev.InstanceBegan, _look: Look, _at_ms: int) -> Said:
     return "began", event.job, f"attempt {event.attempt}: instance {event.instance} runs"
 
@@ -191,6 +195,7 @@ def _quota(effect: eff.MarkQuota, _look: Look, _at_ms: int) -> Said:
 
 _TELLERS: Mapping[type, Callable[[Any, Look, int], Said]] = {
     ev.JobStopAsked: _stop_asked,
+    ev.PrioritySet: _priority,
     ev.InstanceBegan: _began,
     ev.InstanceEnded: _ended,
     ev.CheckpointSaved: _checkpoint,

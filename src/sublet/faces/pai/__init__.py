@@ -1,0 +1,1 @@
+"""PAI's API on the port of ours: what client code that was written for PAI speaks."""
