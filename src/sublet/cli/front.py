@@ -31,6 +31,7 @@ COMMANDS = {  # name: (module:attribute, how its help begins)
     "node": ("sublet.cli.node:node", "The machines."),
     "notify": ("sublet.cli.notify:notify", "Webhooks: who is told when jobs fail, hang, or have to leave."),
     "job": ("sublet.cli.job:job", "Jobs: the same commands under one noun."),
+    "dlc": ("sublet.cli.dlc:dlc", "PAI's dlc tool: submit, create, get, stop, logs, with its options and its output."),
     "demo": ("sublet.cli.demo:command", "The whole idea on this machine, with real training, in a minute or two."),
     "whatif": ("sublet.cli.whatif:command", "What a change would do: who starts, who is evicted, what is lost."),
     "simulate": ("sublet.cli.simulate:command", "Run a scenario in simulated time."),

@@ -142,7 +142,9 @@ def _told(status: int, text: bytes) -> SubletError:
     try:
         problem = json.loads(text)
         parts = {key: str(problem.get(key) or "") for key in ("why", "hint", "code", "field", "where")}
-        return kind(what=str(problem.get("title") or f"The server answered {status}."), **parts)
+        parts["code"] = parts["code"] or str(problem.get("Code") or "")  # as PAI's API spells them
+        what = problem.get("title") or problem.get("Message") or f"The server answered {status}."
+        return kind(what=str(what), **parts)
     except (ValueError, AttributeError):
         return kind(what=f"The server answered {status}.", why="What it said cannot be read.", code=f"http_{status}")
 

@@ -10,7 +10,7 @@ import hmac
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Generic, TypeVar
@@ -139,6 +139,15 @@ def acs3_string(request: Signed, signed: Sequence[str]) -> str:
     body = request.headers["x-acs-content-sha256"]
     whole = "\n".join([request.method, request.path or "/", query, lines, ";".join(signed), body])
     return f"ACS3-HMAC-SHA256\n{hashlib.sha256(whole.encode()).hexdigest()}"
+
+
+def authorization(request: Signed, key: str, secret: str) -> dict[str, str]:
+    """The headers of the request, all of them signed, and the hash and the signature that belong to them."""
+    headers = {**request.headers, "x-acs-content-sha256": hashlib.sha256(request.body).hexdigest()}
+    names = sorted(headers)
+    mac = _mac(secret, acs3_string(replace(request, headers=headers), names), "sha256").hex()
+    said = f"ACS3-HMAC-SHA256 Credential={key},SignedHeaders={';'.join(names)},Signature={mac}"
+    return {**headers, "authorization": said}
 
 
 def roa_string(request: Signed, empty: str = "") -> str:
