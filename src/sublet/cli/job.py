@@ -369,10 +369,21 @@ def stop(context: click.Context, jobs: Sequence[str], output: str) -> None:
         emit(output, view, lambda view: f"{view['id']}  {view['name']} is {view['state']}")
 
 
+@click.command("set")
+@click.argument("job")
+@click.option("--priority", type=click.IntRange(1, 9), required=True, help="1 to 9, 9 first.")
+@output_option
+@click.pass_context
+def change(context: click.Context, job: str, priority: int, output: str) -> None:
+    """Give a job that waits another priority."""
+    view = client(context).call("PATCH", f"{API}/jobs/{segment(job)}", body={"priority": priority})
+    emit(output, view, lambda view: f"{view['id']}  {view['name']} has priority {view['priority']}")
+
+
 @click.group()
 def job() -> None:
     """Jobs: the same commands under one noun."""
 
 
-for _command in (submit, ls, show, why, logs, stop):
+for _command in (submit, ls, show, why, logs, stop, change):
     job.add_command(_command)

@@ -44,6 +44,14 @@ def test_submit_show_stop(http: httpx2.Client, world: World) -> None:
     assert http.get("/api/v1/jobs").json() == {"api": "sublet/v1", "kind": "JobList", "items": [], "next": None}
 
 
+def test_a_job_that_waits_gets_another_priority(http: httpx2.Client) -> None:
+    first, second = submit(http).json()["id"], submit(http).json()["id"]
+    assert http.patch(f"/api/v1/jobs/{second}", json={"priority": 9}).json()["priority"] == 9
+    answer = http.patch(f"/api/v1/jobs/{first}", json={"priority": 9})
+    assert (answer.status_code, answer.json()["code"]) == (409, "job_not_waiting")
+    assert http.patch(f"/api/v1/jobs/{second}", json={"priority": 10}).status_code == 422
+
+
 def test_json_with_keys_laid_over_it(http: httpx2.Client) -> None:
     body = {"quota": "team-a", "gpu": 1, "command": ["python", "-V"]}
     answer = http.post("/api/v1/jobs", json=body, params={"set": '{"gpu": 2, "priority": 7}'})

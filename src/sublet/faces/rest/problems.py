@@ -14,7 +14,7 @@ from sublet.domain.errors import Broken, Refused, SubletError, Unavailable
 
 MEDIA_TYPE = "application/problem+json"
 NOT_FOUND = {"job_unknown", "node_unknown", "attempt_unknown", "instance_unknown", "route_unknown"}
-CONFLICT = {"job_ended", "job_ambiguous", "idempotency_key_reused", "quota_in_use", "node_lost"}
+CONFLICT = {"job_ended", "job_not_waiting", "job_ambiguous", "idempotency_key_reused", "quota_in_use", "node_lost"}
 
 
 def install(app: FastAPI) -> None:

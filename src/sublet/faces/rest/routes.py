@@ -156,6 +156,18 @@ def why_job(desk: At, job: str) -> WhyView:
     return queries.why(desk, job)
 
 
+class JobChange(BaseModel, extra="forbid"):
+    """What can be changed of a job that waits."""
+
+    priority: int = Field(ge=1, le=9)
+
+
+@router.patch("/jobs/{job}")
+def change_job(desk: At, user: User, job: str, body: JobChange) -> JobView:
+    """Gives a job that waits another priority, 9 first."""
+    return queries.job(desk, commands.set_priority(desk, job, body.priority, user))
+
+
 @router.post("/jobs/{job}/stop", status_code=202)
 def stop_job(desk: At, user: User, job: str) -> JobView:
     return queries.job(desk, commands.stop(desk, job, user))
