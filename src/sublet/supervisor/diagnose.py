@@ -45,7 +45,9 @@ def _signs(fault: Fault, *patterns: str) -> tuple[Sign, ...]:
 SIGNS: tuple[Sign, ...] = (
     *_signs(
         Fault.HARDWARE,
-        r"NVRM: Xid .*: (13|31|43|45|48|61|62|63|64|68|69|73|74|79|92|94|95|109|110|119|120|136|140|143|155|156)\b",
+        # Not 13, 31, 43, 45, 68, 69: they are mostly a program's own (illegal addresses and instructions).
+        r"NVRM: Xid .*: (48|61|62|63|64|74|79|92|94|95|109|110|119|120|136|140|143|155|156)\b",
+        r"NVRM: Xid .*: (14[4-9]|150),.*\bFatal\b",
         r"uncorrectable (NVLink|ECC) error",
         r"CUDA error: (uncorrectable|the launch (timed out|failed due to hardware)|hardware|unknown error)",
         r"GPU has fallen off the bus|GPU is lost|[Uu]nable to determine the device handle for GPU",
@@ -62,16 +64,19 @@ SIGNS: tuple[Sign, ...] = (
         r"torch\.(cuda\.)?(OutOfMemoryError|AcceleratorError: CUDA error: out of memory)|CUDA out of memory",
         r"CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
         r"(CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED)",
-        r"RESOURCE_EXHAUSTED: Out of memory|HIP out of memory",
+        r"RESOURCE_EXHAUSTED: (Out of memory|Attempting to allocate|Failed to allocate)",
+        r"\b(HIP|NPU|XPU|HPU|MPS|MUSA|MLU|GPU) (backend )?out of memory|[Oo]ut of memory\. Tried to allocate",
+        r"\bResourceExhaustedError\b|OOM when allocating tensor",
         r"Out of memory: Kill(ed)? process|oom-kill:|Memory cgroup out of memory|oom_reaper: reaped process",
         r"DefaultCPUAllocator: (not enough memory|can't allocate memory)|^MemoryError\b|std::bad_alloc",
-        r"Cannot allocate memory",
+        r"Cannot allocate memory|\bArrayMemoryError\b|_ArrayMemoryError|memory allocation of \d+ bytes failed",
         r"OOMKilled|exceeded memory limit|Detected \d+ oom[_-]kill event",
     ),
     *_signs(
         Fault.INFRASTRUCTURE,
         r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]",
-        r"Input/output error|\[Errno 5\]",
+        r"Input/output error|OSError: \[Errno (5|14|19|108|112|121)\]",
+        r"PytorchStreamWriter failed|inline_container\.cc:\d+\] \. (unexpected pos|file write failed)",
         r"Stale (NFS )?file handle|\[Errno 116\]",
         r"Read-only file system|\[Errno 30\]",
         r"Transport endpoint is not connected|\[Errno 107\]",
@@ -82,14 +87,15 @@ SIGNS: tuple[Sign, ...] = (
         r"(The node was low on resource|Evicted|DiskPressure|node .* is not ready)",
         r"driver/library version mismatch|no NVIDIA driver|libcuda\.so\.1: cannot open shared object file",
         r"CUDA driver version is insufficient for CUDA runtime version",
-        r"\b(503 (Server Error|Service Unavailable)|504 (Server Error|Gateway Time-?out)|SlowDown)\b",
+        r"No CUDA GPUs are available|no CUDA-capable device is detected|peer access is not supported between",
         r"failed \(exitcode: -(9|7)\) local_rank",  # torchrun on a rank that was killed; its peers see a reset
-        r"NVML: (Driver|Unknown Error)|nvidia-container-cli: (initialization|device) error",
+        r"NVML: (Driver|Unknown Error)|NVMLError_|nvidia-container-cli: (initialization|device) error",
     ),
     *_signs(
         Fault.HANG,
         r"Watchdog caught collective operation timeout",
         r"Some NCCL operations have failed or timed out|failed or timed out\. Due to the asynchronous nature of CUDA",
+        r"DEADLINE_EXCEEDED: Barrier timed out|[Bb]arrier timed out",
         r"Monitored barrier .*did(n't| not) (reach|respond)|Rank \d+ failed to pass monitoredBarrier",
         r"Timed out waiting \d+ms for (recv|send) operation",
         r"HeartbeatMonitor|ProcessGroupNCCL's watchdog got stuck",
@@ -103,6 +109,10 @@ SIGNS: tuple[Sign, ...] = (
         r"Connection closed by peer|connection closed by remote peer",
         r"(Socket|socket)[ _]?[Tt]imeout|ReadTimeoutError|ConnectTimeout|connect\(\) timed out|read timeout=",
         r"DistNetworkError|DistStoreError|RendezvousConnectionError|RendezvousTimeoutError|TCPStore.*(timeout|failed)",
+        r"\b(429 (Client Error|Too Many)|5\d\d Server Error|50[234] (Bad Gateway|Service Unavail|Gateway)|SlowDown)",
+        r"EndpointConnectionError|Could not connect to the endpoint|Max retries exceeded|RemoteDisconnected",
+        r"EOF occurred in violation of protocol|IncompleteRead|Connection broken|ServerDisconnected|ClientConnector",
+        r"heartbeat timeout|UNAVAILABLE: |failed to connect to all|Couldn't communicate with backend|CommError",
         r"No route to host|Network is unreachable|Host is down|\[Errno (110|111|113|104|101)\]",
         r"Name or service not known|Temporary failure in name resolution|Could not resolve host",
         r"gloo.*(Connection|connect|timeout|Broken pipe)|Gloo connectFullMesh failed",
@@ -124,10 +134,26 @@ _USER = _signs(
     r"Torch not compiled with CUDA enabled|not implemented for '(Half|BFloat16|Int|Long|Float|Bool)'",
     r"CUBLAS_STATUS_INVALID_VALUE|CUDNN_STATUS_BAD_PARAM|CUDNN_STATUS_NOT_SUPPORTED",
     r"can't open file '.*': \[Errno 2\]|unrecognized arguments:|the following arguments are required:|invalid choice:",
+    r": error: (argument|ambiguous option)|syntax error near unexpected token|syntax error: unexpected end of file",
+    r": line \d+: \w+: unbound variable$",
     r"(command )?not found$|: No such file or directory$|[Pp]ermission denied$|cannot execute|Exec format error",
     r"Expected to have finished reduction in the prior iteration|Default process group has not been initialized",
     r"InvalidGitRepositoryError|ConfigAttributeError|MissingMandatoryValue|ConfigKeyError|ValidationError: ",
+    r"^Could not override '|^Key '.*' is not in struct|^In '.*': Could not find '",
+    r"is not a local folder and is not a valid model identifier|does not appear to have a file named",
+    r"CUDA_HOME environment variable is not set|the version (that was used to compile|torch was compiled with)",
 )
+# These only of the exception that ended the program, and not of one that speaks of a device: a job ends by them.
+_USER_RAISED = _signs(
+    Fault.USER_ERROR,
+    r"[Ee]xpected (?!.*\bbytes\b).+ (but )?(got|found|received)\b",
+    r"\bmust be (\d-?D|of type|a |an |the same|equal|positive|non-)|should be the same|Given groups=",
+    r"[Dd]imension out of range|[Ii]ndex out of (range|bounds)|dimension specified as|The expanded size of the tensor",
+    r"\b([Ss]hape|[Ss]ize|[Dd]type|[Dd]imension|[Tt]ype)s?\b.*(mismatch|do(es)? not match)|invalid (value|shape)",
+    r"[Bb]oolean value of Tensor|a leaf [Vv]ariable|Only Tensors of floating point|not supported for",
+    r"[Cc]annot be (converted|cast|broadcast|multiplied|re-initialized)|Can't (pickle|convert|get attribute)",
+)
+_OF_A_DEVICE = re.compile(r"(CUDA|HIP|cuDNN|CUBLAS) (error|failure)|NCCL|driver|checksum|hash")
 # Uncaught, these say that the program is wrong, and will be when it starts again.
 _EXCEPTIONS = re.compile(
     r"SyntaxError|IndentationError|TabError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError"
@@ -135,7 +161,9 @@ _EXCEPTIONS = re.compile(
     r"|NotImplementedError|RecursionError|FileNotFoundError|NotADirectoryError|IsADirectoryError"
     r"|FileExistsError|PermissionError|UnicodeDecodeError|UnicodeEncodeError|JSONDecodeError|YAMLError"
     r"|ScannerError|ParserError|OverflowError|LookupError|StopIteration|ConfigAttributeError"
-    r"|HFValidationError|RepositoryNotFoundError|GatedRepoError|SafetensorError|UnpicklingError"
+    r"|HFValidationError|RepositoryNotFoundError|GatedRepoError|SafetensorError|UnpicklingError|PicklingError"
+    r"|CUDAMismatchException|ConfigCompositionException|OverrideParseException|InterpolationKeyError"
+    r"|CompilationError|EinopsError|Tracer\w+Error|ConcretizationTypeError|UnexpectedTracerError"
     r"|ArgumentError"
 )
 # Exceptions of a launcher tell that something else failed.
@@ -214,13 +242,17 @@ def _by_signs(lines: Sequence[str], signs: Sequence[Sign]) -> Verdict | None:
 def _by_raised(lines: Sequence[str]) -> Verdict | None:
     """What the program says itself: a sure sign of a mistake in it, or the exception that it died of."""
     raised = _raised(lines)
-    mistakes = re.compile("|".join(f"(?:{sign.pattern})" for sign in _USER))
-    if raised and (mistakes.search(raised) or _EXCEPTIONS.fullmatch(_name_of(raised))) and not _is_of_the_world(raised):
+    sure, of_exceptions = (
+        re.compile("|".join(f"(?:{sign.pattern})" for sign in signs)) for signs in (_USER, (*_USER, *_USER_RAISED))
+    )
+    seen = (sure if _OF_A_DEVICE.search(raised) else of_exceptions).search(raised)
+    is_mistake = raised and (seen or _EXCEPTIONS.fullmatch(_name_of(raised)))
+    if is_mistake and not _is_of_the_world(raised):
         return _verdict(Fault.USER_ERROR, raised)
     if raised:
         return None
     for line in reversed(lines[-20:]):
-        if mistakes.search(line) and not _is_of_the_world(line):
+        if sure.search(line) and not _is_of_the_world(line):
             return _verdict(Fault.USER_ERROR, line)
     return None
 
